@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent import futures
 from typing import Any, NamedTuple
 
 from benchmarks import sizes
@@ -38,56 +38,44 @@ class Built(NamedTuple):
     facts: dict[str, Any] = {}
 
 
-def serve(connection: Connection, size: sizes.Workload, module: str, *options: str) -> None:
-    """Run in the participant's process: build the model, then take steps for each message (lead, steps) and reply."""
+def build(size: sizes.Workload, module: str, *options: str) -> dict[str, Any]:
+    """Build the model of the participant's process, take the first steps, and return its facts."""
+    global _built  # of this process, for `take`
     os.environ.update(ENVIRONMENT | {"JAX_PLATFORMS": PLATFORMS[size.platform]})
     try:
-        built = importlib.import_module(module).build(size, *options)
-        if size.warm_up:
-            built.steps(size.warm_up)
-    except (ImportError, Unavailable) as error:
-        return connection.send(Unavailable(str(error).strip().splitlines()[0]))
-    connection.send({"parameters": built.parameters, "threads": len(os.sched_getaffinity(0)), **built.facts})
-    for lead, steps in iter(connection.recv, None):
-        if lead:
-            built.steps(lead)
-        begin = time.perf_counter()
-        loss = built.steps(steps)
-        seconds = time.perf_counter() - begin
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-        connection.send({"seconds": seconds, "loss": loss, "peak_bytes": peak})
+        _built = importlib.import_module(module).build(size, *options)
+    except ImportError as error:
+        raise Unavailable(str(error).strip().splitlines()[0]) from error
+    if size.warm_up:
+        _built.steps(size.warm_up)
+    return {"parameters": _built.parameters, "threads": len(os.sched_getaffinity(0)), **_built.facts}
+
+
+def take(lead: int, steps: int) -> dict[str, float]:
+    """Take steps in the participant's process: `lead` untimed ones, and `steps` timed ones."""
+    if lead:
+        _built.steps(lead)
+    begin = time.perf_counter()
+    loss = _built.steps(steps)
+    seconds = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
 
 
 class Participant:
     """A handle on a process with a model that is built and warmed up. Close it after use.
 
     command: the module that builds the model, and arguments of its `build`. Raises Unavailable if the process cannot
-    take part (a library is missing), RuntimeError if it ends.
+    take part (a library is missing).
     """
 
     def __init__(self, name: str, command: tuple[str, ...], size: sizes.Workload):
-        context = multiprocessing.get_context("spawn")
-        self.name, (self._connection, end) = name, context.Pipe()
-        self._process = context.Process(target=serve, args=(end, size, *command), daemon=True)
-        self._process.start()
-        end.close()
-        self.facts = self._receive()
+        self.name, self._process = name, futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.facts = self._process.submit(build, size, *command).result()
 
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:
         """Take `lead` untimed and `steps` timed steps. Return {"seconds", "loss", "peak_bytes"}."""
-        self._connection.send((lead, steps))
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            message = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise RuntimeError(f"{self.name} has ended: see its message above") from error
-        if isinstance(message, Unavailable):
-            raise message
-        return message
+        return self._process.submit(take, lead, steps).result()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
+        self._process.shutdown()

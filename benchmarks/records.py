@@ -27,23 +27,19 @@ TRACKS = {  # name -> the config of our entry, the metric in summary.json
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the command line. Return the arguments, and the settings --config.KEY=VALUE as they are."""
-    changes = [argument for argument in argv if argument.startswith("--config.")]
+    """Parse the command line. Return the arguments, and the other flags, which are launch.py's."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__.partition("\n")[0])
     parser.add_argument("track", choices=TRACKS)
     parser.add_argument("--config", help="the config of your entry")
     parser.add_argument("--seeds", type=int, default=5, help="train the seeds 0, 1, ..., N - 1")
-    arguments = parser.parse_args([argument for argument in argv if argument not in changes])
+    arguments, others = parser.parse_known_args(argv)
     if arguments.seeds < 1:
         parser.error(f"--seeds {arguments.seeds} must be at least 1")
-    return arguments, changes
+    return arguments, others
 
 
 def train(config: str, metric: str, changes: list[str], *, cache: str) -> tuple[float, float]:
-    """Train in a new process. Return the metric of the result, and the seconds of the command.
-
-    cache: the folder of compiled programs.
-    """
+    """Train in a new process. Return the metric and the seconds of the command. cache: of compiled programs."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "launch.py"), f"--config={config}", f"--workdir={folder}/run", *changes]
         began = time.perf_counter()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
@@ -53,10 +52,6 @@ def config() -> dict[str, dict]:
     }
 
 
-SEVERAL_PROCESSES = "the processes of a study do not join. Start it on each machine with the same --workdir, without "
-SEVERAL_PROCESSES += "--coordinator and --distributed"
-
-
 def run(
     settings: configs.Settings,
     folder: pathlib.Path | None,
@@ -68,16 +63,16 @@ def run(
 ) -> runs.Result | None:
     """Train the runs that are not finished, and write the report. If the folder is None, only print the plan.
 
-    Every run has a folder, <condition>/<arm>/seed_<seed>. Arms and seeds can be added later. Several processes, also on
-    several machines, can work in the same folder: each program is trained by one of them.
-    earlier_study: a folder whose spread over seeds is used for the power of this study. device, devices: arguments of
-    runs.make_mesh. target, json_file: arguments of dry_runs.compile_and_report. Raises UserError if the setting `seed`
-    is changed, or if this process belongs to a group of several.
+    Several processes, also on several machines, can work in the same folder: each program is trained by one of them.
+    earlier_study: a folder whose spread over seeds gives the power of this study. device, devices: arguments of
+    runs.make_mesh. target, json_file: of dry_runs.compile_and_report. Raises UserError if the setting `seed` is
+    changed, or if this process belongs to a group of several.
     """
     study, seed = studies.read(settings), settings.seed
     errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
     mesh = runs.make_mesh(settings, device, seeds=settings.mesh.seed, chips=devices)
-    errors.refuse((jax.process_count() > 1, SEVERAL_PROCESSES))
+    joined = "the processes of a study do not join. Start it on each machine with the same --workdir, without "
+    errors.refuse((jax.process_count() > 1, f"{joined}--coordinator and --distributed"))
     measure, keep_weights = log.SYMMETRY in settings.log, settings.study.keep_weights
     causal = None if folder is None else set()
     session = programs.Session(study, mesh, signals.current(), measure, keep_weights, printed=set(), causal=causal)
@@ -94,8 +89,9 @@ def run(
         except (errors.Interrupted, errors.RunError) as error:
             error.args = (f"{error}; {report_finished_runs(settings, session, folder)}",)
             raise
-        files = write_report(folder, mesh)
-        print("\n".join(["", results.format_text(folder, study), "", *(f"  {file}" for file in files)]))
+        files = results.write_report(folder, meshes.describe(mesh))
+        text = results.format_text(study, results.analyse(folder, study))
+        print("\n".join(["", text, "", *(f"  {file}" for file in files)]))
     session.requests.raise_if_requested("stopped after the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
@@ -105,13 +101,13 @@ def show_plan(
     settings: configs.Settings, session: programs.Session, earlier_study: pathlib.Path | None
 ) -> list[programs.Checked]:
     """Print the programs, first those of tuning, and the power of the seeds. Return the programs."""
-    tuning_programs = group(studies.runs(settings, tuning.trials(session.study)), session, tuning=True)
-    checked = check_all(tuning_programs + group(studies.runs(settings, session.study), session), session)
+    study = session.study
+    tuning_programs = group(studies.runs(settings, tuning.trials(study)), session, tuning=True)
+    checked = check_all(tuning_programs + group(studies.runs(settings, study), session), session)
     for job in checked:
         print(job, flush=True)
     if tuning_programs:
         print(f"  the first {len(tuning_programs)} choose settings, with which the others are then trained")
-    study = session.study
     conditions = results.analyse(earlier_study, study).conditions if earlier_study else statistics.analyse(study, [])
     print(sentences.describe_power(study, conditions, earlier_study))
     return checked
@@ -164,29 +160,20 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
     return checked
 
 
-def write_report(folder: pathlib.Path, mesh: Mesh) -> list[pathlib.Path]:
-    """Write the report on the runs that are finished, and return its files."""
-    with workdirs.lock(folder, wait=workdirs.PATIENCE):
-        return results.write_report(folder, meshes.describe(mesh))
-
-
 def report_finished_runs(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
     """Write the report of a study that stops early, if any run is finished. Return a sentence on its content."""
     every_run = studies.runs(settings, session.study)
     n_finished = sum(run_folders.is_finished(folder, run) for run in every_run)
     if not n_finished:
         return "no run of the study is finished, and there is no report yet"
-    write_report(folder, session.devices)
+    results.write_report(folder, meshes.describe(session.devices))
     return f"{folder / 'report.md'} holds the {n_finished} of {len(every_run)} runs that are finished"
 
 
 def train_all(
     folder: pathlib.Path, waiting: list[programs.Checked], session: programs.Session, sources: dict[str, str]
 ) -> None:
-    """Train these programs. If another process trains one, wait until that process has finished it.
-
-    sources: the SHA-256 of the user's files, by name.
-    """
+    """Train these programs, or wait until another process has. sources: the SHA-256 of the user's files, by name."""
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
     with contextlib.closing(Progress(waiting)) as line:
         while waiting:
@@ -217,4 +204,4 @@ def train_all(
             n_trained, seconds = n_trained + 1, time.perf_counter() - began
             line.say(f"  {n_trained} of {n_programs} done, in {seconds:.1f} s")
             if seconds > REPORT_SECONDS and waiting and not job.program.tuning:
-                write_report(folder, session.devices)
+                results.write_report(folder, meshes.describe(session.devices))

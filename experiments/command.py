@@ -1,6 +1,5 @@
 """Shared parts of the tools: open a model, parse flags from a function's arguments, write the output, exit codes."""
 
-import csv
 import inspect
 import io
 import os
@@ -30,7 +29,8 @@ HELP = {  # of the arguments that most tools have
     "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
     "device": "The required device: any, cpu, gpu or tpu.",
     "workdir": "A folder for the output. Without it nothing is written.",
-    "field": "The column of a table with the texts, as in text.field.",
+    "file": "The inputs: a file with a text per line, a table (--field), an image, or a folder of texts or of images.",
+    "field": "The column of a table with the texts; text,label: also the column with the labels.",
     "output": "A new .csv file for the results, a row for each input.",
 }
 
@@ -85,16 +85,14 @@ def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
     """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
-    text = io.StringIO(newline="")
-    padded = [header, *([*row, *[""] * (len(header) - len(row))] for row in rows)]
-    csv.writer(text, lineterminator="\n").writerows([*map(disk.escape_cell, row)] for row in padded)
-    disk.write_new(file, text.getvalue().encode(errors="backslashreplace"))
+    padded = ([*row, *[""] * (len(header) - len(row))] for row in rows)
+    disk.write_new(file, disk.as_csv([header, *padded]))
     return f"wrote {len(rows):,} rows to {file}"
 
 
-def main(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> int:
-    """Call the tool with the flags of this command line. Return the exit code. positional: see `arguments`."""
-    return exit_code(lambda: tool(**arguments(tool, HELP | help, argv, positional=positional)))
+def main(tool: Callable, help: dict[str, str], *, positional: str = "") -> None:
+    """Call the tool with the flags of the command line, and exit with its code. positional: see `arguments`."""
+    sys.exit(exit_code(lambda: tool(**arguments(tool, help, sys.argv, positional=positional))))
 
 
 def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
@@ -108,14 +106,14 @@ def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
     """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
 
-    positional: the argument without a flag; it gets the list of all positional arguments. "": they are errors.
+    help: texts in addition to HELP. positional: the argument that gets all arguments without a flag; "": an error.
     """
     values = flags.FlagValues()
     parameters = list_flags(tool)
     parameters.pop(positional, None)
     for name, parameter in parameters.items():
         default = "" if parameter.default is parameter.empty else parameter.default
-        DEFINE[type(default)](name, default, help[name], flag_values=values)
+        DEFINE[type(default)](name, default, (HELP | help)[name], flag_values=values)
     if "--help" in argv:
         print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
         sys.exit(0)

@@ -150,7 +150,7 @@ def figures(
     disk.write(folder / "sample.txt", "\n".join(lines).encode())
     title, drawings = f"{settings.experiment}: {data.name}", folder / "figures"
     yield plots.loss_curves(drawings / "loss.png", rows, unit="nats per text", title=title)
-    yield from plots.confusion_of_predictions(
+    yield from plots.confusion(
         drawings / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
     )
     yield folder / "sample.txt"

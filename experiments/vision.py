@@ -105,9 +105,7 @@ def figures(
         title=f"predicted class and its probability; {mistakes} of {len(label_B)} test images wrong"
         + ", these first" * (mistakes > 0),
     )
-    yield from plots.confusion_of_predictions(
-        folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes
-    )
+    yield from plots.confusion(folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes)
     if settings.model.flax:
         return
     yield image_figures.attention_maps(

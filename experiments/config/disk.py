@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import io
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -169,6 +170,13 @@ def escape_cell(cell: Any) -> Any:
         except ValueError:
             return f"'{cell}"
     return cell
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return the rows as CSV text. No cell is a formula."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in rows)
+    return text.getvalue().encode(errors="backslashreplace")
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:

@@ -51,12 +51,12 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
     """Split the CPU into as many devices as a mesh of these sizes needs, if it has that many cores.
 
     Call this before any use of a device. It does nothing if several processes run, or if XLA_FLAGS sets the number of
-    devices. fake: for a dry run, ignore the cores, and return that many fake CPU devices if JAX has fewer devices;
-    otherwise the result is None. device: as in `start`.
+    devices. fake: for a dry run, ignore the cores, start the device (`start`), and return that many fake CPU devices if
+    JAX has fewer. Otherwise the result is None.
     """
     n_devices = math.prod(n for n in sizes.values() if n > 1)
-    if fake and n_devices > MOST_FAKE:
-        raise errors.UserError(f"mesh has {n_devices} devices. A dry run can have at most {MOST_FAKE}")
+    too_many = fake and n_devices > MOST_FAKE
+    errors.refuse((too_many, f"mesh has {n_devices} devices. A dry run can have at most {MOST_FAKE}"))
     enough = fake or n_devices <= (os.cpu_count() or 1)
     split_already = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if enough and not split_already and not distributed.is_joined():
@@ -85,10 +85,7 @@ def describe_libtpu_mismatch() -> str:
 
 
 def enable_cache() -> None:
-    """Cache compiled programs for later processes, in JAX_COMPILATION_CACHE_DIR or the user's cache folder.
-
-    Print a line if the folder cannot be written.
-    """
+    """Cache compiled programs in JAX_COMPILATION_CACHE_DIR or the user's cache folder. Print a line if this fails."""
     compilation_cache.reset_cache()  # so that JAX reads the setting again
     if not jax.config.jax_enable_compilation_cache:  # JAX_ENABLE_COMPILATION_CACHE=false
         return
@@ -112,8 +109,7 @@ def disable_cache() -> None:
 def run_once_options(mesh: Mesh) -> dict[str, int]:
     """Return the `compiler_options` of jax.jit for a program that runs once.
 
-    On a CPU, LLVM optimises less, so the compilation takes a third of the time; the results are the same. A level in
-    XLA_FLAGS has priority.
+    On a CPU, LLVM optimises less: the compilation takes a third of the time. A level in XLA_FLAGS has priority.
     """
     level, cpu = "xla_backend_optimization_level", mesh.devices.flat[0].platform == "cpu"
     return {level: 1} if cpu and level not in os.environ.get("XLA_FLAGS", "") else {}
@@ -123,8 +119,7 @@ def deterministic_options(mesh: Mesh, deterministic: bool) -> dict[str, bool]:
     """Return the `compiler_options` of jax.jit for a program of training or evaluation.
 
     deterministic: the setting train.deterministic. On a GPU, XLA then uses operations that give the same bits in every
-    execution, and does not choose kernels by their measured times. A flag in XLA_FLAGS would do the same, but only
-    before JAX starts, and for every program of the process.
+    execution, and does not choose kernels by their measured times. (XLA_FLAGS would do so for all programs.)
     """
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     return {"xla_gpu_deterministic_ops": True} if deterministic and is_gpu else {}
@@ -144,8 +139,8 @@ class Compiled(dict):
 def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
     """Return the floating-point operations of all matrix products in function(*arguments), two for each multiply-add.
 
-    They are counted on the traced program, because XLA's analysis counts the body of a loop once. Arguments may be
-    abstract. kernels: count only products inside Pallas kernels, masked blocks included.
+    XLA's analysis would count the body of a loop once. kernels: count only products inside Pallas kernels, masked
+    blocks included.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr, not kernels)
 
@@ -181,8 +176,7 @@ def device_bytes(tree: Any) -> int:
 def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
     """Return the speed of large float32 matrix products on these devices, in FLOP/s: the best of a few repeats.
 
-    One device is measured, and its speed is multiplied by the number of devices, except on a CPU: all CPU "devices"
-    share one processor, which one product already uses fully.
+    It is that of one device times their number. All "devices" of a CPU share one processor, which one product fills.
     """
     device = devices.local_devices[0]
     size, count = (1536, 1) if device.platform == "cpu" else (8192, devices.size)
@@ -198,14 +192,12 @@ def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
 def check_state(state: Any, mesh: Mesh, *, dry_run: bool) -> None:
     """Raise UserError if parameters, gradients and optimiser do not fit into memory. `state` is abstract.
 
-    dry_run: the limit is UNLIMITED, because this machine will not run the program. CPU devices share one memory.
+    dry_run: the limit is UNLIMITED, because this machine will not run the program.
     """
     needed = device_bytes(state) + device_bytes(state.params)  # the gradient is as large as the parameters
-    local = mesh.local_devices
-    limit = UNLIMITED if dry_run else (local[0].memory_stats() or {}).get("bytes_limit")
-    devices = len(local) if limit is None else 1
-    label = "the model with its gradients and optimiser" + f" on {devices} devices with a shared memory" * (devices > 1)
-    disk.check_memory(label, needed * devices, limit, ". Make model.D, model.M or another size smaller")
+    limit = UNLIMITED if dry_run else (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    remedy = ". Make model.D, model.M or another size smaller"
+    _check_memory("the model with its gradients and optimiser", needed, mesh, limit, remedy)
 
 
 def check_step(compiled: Any, mesh: Mesh) -> None:
@@ -213,8 +205,14 @@ def check_step(compiled: Any, mesh: Mesh) -> None:
 
     The operating system would kill the process. Devices with their own memory report an error themselves.
     """
-    local, analysis = mesh.local_devices, compiled.memory_analysis()
-    if analysis is not None and not local[0].memory_stats():
-        label = "a training step" + f" on {len(local)} devices with a shared memory" * (len(local) > 1)
+    analysis = compiled.memory_analysis()
+    if analysis is not None and not mesh.local_devices[0].memory_stats():
         remedy = ". Make train.batch_size or the model smaller"
-        disk.check_memory(label, len(local) * analysis.temp_size_in_bytes, None, remedy)
+        _check_memory("a training step", analysis.temp_size_in_bytes, mesh, None, remedy)
+
+
+def _check_memory(label: str, needed: int, mesh: Mesh, limit: int | None, remedy: str) -> None:
+    """Raise UserError if a device needs more bytes than the limit. None: CPU devices share the memory of the host."""
+    devices = len(mesh.local_devices) if limit is None else 1
+    label += f" on {devices} devices with a shared memory" * (devices > 1)
+    disk.check_memory(label, needed * devices, limit, remedy)

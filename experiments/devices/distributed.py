@@ -40,24 +40,22 @@ def parse_group(coordinator: str | None, processes: int | None, process: int | N
     if not any(value not in (None, "") for value in values):
         return None
     sources = ", ".join(f"{name} = {value}" for name, value in zip(VARIABLES, values, strict=True))
+    rule = f"{sources}: --coordinator must be host:port, and 0 <= --process < --processes, two integers"
     try:
         group = Group(str(values[0]), int(values[1]), int(values[2]))
     except (TypeError, ValueError):
-        raise errors.UserError(
-            f"{sources}: set --coordinator to host:port, and --processes and --process to integers"
-        ) from None
+        raise errors.UserError(rule) from None
     host, _, port = group.coordinator.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16 and 0 <= group.process < group.processes):
-        raise errors.UserError(f"{sources}: --coordinator must be host:port, and 0 <= --process < --processes")
+    valid = host and port.isdecimal() and 0 < int(port) < 2**16 and 0 <= group.process < group.processes
+    errors.refuse((not valid, rule))
     return group
 
 
 @contextlib.contextmanager
 def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
-    """Context manager: connect the processes of the group; in the block, only process 0 prints.
+    """Context manager, before any use of a device: connect the processes of the group; only process 0 prints.
 
-    Enter it before any use of a device. detect: without a group, JAX detects the cluster (Slurm, TPU pods, ...).
-    Without a group and `detect`, do nothing.
+    detect: without a group, JAX detects the cluster (Slurm, TPU pods, ...). Without a group and `detect`, do nothing.
     """
     if group is None and not detect:
         yield
@@ -89,23 +87,21 @@ def start(group: Group | None) -> None:
 
 
 def call_in_main(action: Callable[[], int]) -> int:
-    """Call `action` in process 0, and return its result, an integer >= 0, in all processes.
+    """Return action(), an integer >= 0, of process 0 in all processes. If it fails, all raise an error.
 
-    Every process must call this. If the action raises UserError or RunError, all processes raise an error.
+    Every process must call this. The action fails by UserError or RunError.
     """
     if jax.process_count() == 1:
         return action()
-    value, failure = -1, None
+    value, failure = -1, errors.UserError("process 0 has failed, and prints its error")
     try:
         value = action() if is_main() else 0
     except (errors.UserError, errors.RunError) as error:
         failure = error
-    values = multihost_utils.process_allgather(np.int32(value))
-    if failure is not None:
+    result = int(multihost_utils.process_allgather(np.int32(value))[0])
+    if result < 0:
         raise failure
-    if values[0] < 0:
-        raise errors.UserError("process 0 has failed, and prints its error")
-    return int(values[0])
+    return result
 
 
 def is_joined() -> bool:

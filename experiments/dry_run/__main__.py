@@ -6,8 +6,6 @@ my_file.py has the function `step`, jitted or not, and a function example(device
 step's arguments: arrays or jax.ShapeDtypeStruct, with shardings on several chips. Nothing is run.
 """
 
-import sys
-
 from experiments import command as commands
 from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
@@ -21,10 +19,7 @@ HELP = {
 
 
 def run(functions: list[str], *, topology: str = "", json: str = "", example: str = "example") -> None:
-    """Compile the function named by the one element of `functions`, and print the compiler's report.
-
-    Raises UserError for a mistake in the user's code, and RunError if the compiler refuses the program.
-    """
+    """Compile the one function in `functions`. Raises UserError for a mistake in it, RunError if it is refused."""
     errors.refuse(
         (len(functions) != 1, f"write one function, such as my_file:step, not: {' '.join(functions) or 'nothing'}"),
         (json and not topology, f"--json={json} needs --topology: add it, such as --topology=v5e-1"),
@@ -38,4 +33,4 @@ def run(functions: list[str], *, topology: str = "", json: str = "", example: st
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="functions"))
+    commands.main(run, HELP, positional="functions")

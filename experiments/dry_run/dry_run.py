@@ -24,10 +24,7 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 def dry_run(
     settings: configs.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
-    """Print the parameter table of a run, compile its step and evaluation for its mesh, and report their memory.
-
-    target, file: arguments of `compile_and_report`. Raises RunError if the compiler refuses a program.
-    """
+    """Print the parameters of a run, and compile its step and evaluation. target, file: see `compile_and_report`."""
     plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
     with train_step.device_errors():
         summaries.print_model(plan, state)
@@ -49,10 +46,9 @@ def programs(plan: run_plan.Plan, state: train_step.State) -> Iterator[topologie
 def compile_and_report(
     requests: Iterable[topologies.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
-    """Compile programs, print their memory and collectives, and write them to `file` as JSON.
+    """Compile programs for the target (None: this machine), print memory and collectives, and write the JSON `file`.
 
-    target: the chips to compile for; None: this machine's devices. parts: abstract pytrees by name (parameters,
-    optimiser), to report their bytes on each device. Raises RunError if the compiler refuses a program.
+    parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if a program is refused.
     """
     records = [describe_program(program) for program in topologies.compile_programs(requests)]
     print("\n".join(report_lines(records, parts, target)), flush=True)
@@ -82,8 +78,7 @@ def count_collectives(text: str) -> dict[str, dict[str, int]]:
     The body of a loop counts once. Fusions with the same chain_id are parts of one collective and count once.
     """
     counts: dict[str, dict[str, int]] = {}
-    unique = {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}
-    for match in unique.values():
+    for match in {match[3] or match.start(): match for match in COLLECTIVE.finditer(text)}.values():
         count = counts.setdefault(match[2].removesuffix("-start"), {"times": 0, "bytes": 0})
         count["times"] += 1
         count["bytes"] += result_bytes(match[1], match[2])
@@ -106,7 +101,7 @@ def write_report(file: str, records: list[dict], failures: str, target: topologi
     report = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
     report |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     report |= {"compiled": not failures, "reason": failures, "programs": records}
-    report |= {"versions": meshes.versions() | {"libtpu": compilation.libtpu()}}
+    report["versions"] = meshes.versions() | {"libtpu": compilation.libtpu()}
     try:
         disk.write_json(pathlib.Path(file), report)
     except OSError as error:
@@ -118,8 +113,7 @@ def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> 
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
         yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; not run"
-    if parts:
-        yield "  bytes on each device"
+    yield from ["  bytes on each device"] * bool(parts)
     for name, tree in parts.items():
         size = compilation.device_bytes(tree)
         share = compilation.tree_bytes(tree) / size if size else 1

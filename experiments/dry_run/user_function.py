@@ -19,26 +19,22 @@ FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments:
 
 
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
-    """Return the request to compile the user's function `name`, "my_file:step", for these devices.
+    """Return the request to compile the user's function `name`, "my_file:step". example: its maker of arguments.
 
-    example: the function of the same file that returns the arguments. Raises UserError, with the user's file and line,
-    if the code fails or cannot be traced for these arguments.
+    Raises UserError, with the user's file and line, if the code fails or cannot be traced for these arguments.
     """
     module_name, _, attribute = name.partition(":")
-    if not by_name.CODE.fullmatch(name):
-        raise errors.UserError(
-            f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
-        )
+    form = f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
+    errors.refuse((not by_name.CODE.fullmatch(name), form))
     module = by_name.import_user_module("function", name, module_name.removesuffix(".py"), attribute)
     function, make, file = getattr(module, attribute), getattr(module, example, None), module.__file__
-    errors.refuse(
-        (not callable(function), f"{file}: {attribute} must be a function, not {function!r:.60}"),
-        (not callable(make), f"{file} needs {FORM.format(example)}"),
-    )
+    rule = f"{file} needs {FORM.format(example)}"
+    no_function = f"{file}: {attribute} must be a function, not {function!r:.60}"
+    errors.refuse((not callable(function), no_function), (not callable(make), rule))
     with by_name.user_errors(file):
         arguments = make(devices) if inspect.signature(make).parameters else make()
     if type(arguments) is not tuple or not any(map(is_array, jax.tree.leaves(arguments))):
-        raise errors.UserError(f"{file} needs {FORM.format(example)}. It returned {arguments!r:.60}")
+        raise errors.UserError(f"{rule}. It returned {arguments!r:.60}")
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     request = topologies.Request(name, jitted, make_abstract(arguments, devices, f"{file}: {example}"))
 
@@ -53,10 +49,9 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
 
 
 def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple:
-    """Return the arguments with a jax.ShapeDtypeStruct in place of each array; other leaves stay as they are.
+    """Return the arguments with a jax.ShapeDtypeStruct in place of each array, which is replicated.
 
-    A ShapeDtypeStruct keeps its sharding. An array is replicated, because it is on this machine's devices. Raises
-    UserError, which begins with `label`, if a sharding has other devices than `devices`.
+    Raises UserError, which begins with `label`, if a sharding has other devices than `devices`.
     """
     structs = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
     meshes = [struct.sharding.mesh for struct in structs if isinstance(struct.sharding, NamedSharding)]

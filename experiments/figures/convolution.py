@@ -1,6 +1,5 @@
 """Figures of attention as a convolution: kernels, weights of each head, and convolved images."""
 
-import os
 import pathlib
 from typing import Any
 
@@ -11,7 +10,7 @@ from experiments.figures import images as image_figures, plots
 
 
 def kernels_and_weights(
-    path: str | os.PathLike,
+    path: plots.Path,
     *,
     kernel_HD: np.ndarray,
     learned_HD: np.ndarray,
@@ -20,10 +19,9 @@ def kernels_and_weights(
     constructed_HNS: np.ndarray,
     difference: float,
 ) -> pathlib.Path:
-    """Draw the true and the learned kernel by feature and offset; below, the learned and the constructed weights A.
+    """Draw the true and the learned kernel by feature and offset; below, the weights A of at most 8 heads.
 
-    Head h attends to the key at offsets[h] from the query. difference: the largest between the output of constructed
-    attention and numpy.convolve. A is drawn for at most 8 heads.
+    Head h attends to the key at offsets[h] from the query. difference: of constructed attention to numpy.convolve.
     """
     H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     cut = f" ({drawn} of {H} heads)" if drawn < H else ""
@@ -63,17 +61,13 @@ def _draw_matrices(
     return panels
 
 
-def convolved_images(path: str | os.PathLike, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
-    """Draw a row of grey images for each name. tokens: name -> x_BND, D features of Z channels.
-
-    All rows share one brightness scale, except the row "input".
-    """
+def convolved_images(path: plots.Path, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
+    """Draw a row of grey images for each name, all but "input" on one scale. tokens: name -> x_BND of Z channels."""
     grey = {}
     for name, x_BND in tokens.items():
         x_BDN = np.asarray(x_BND[: image_figures.MOST_IMAGES]).swapaxes(1, 2)
         grey[name] = x_BDN.reshape(len(x_BDN), -1, Z, x_BDN.shape[2]).mean(2)[..., None]
     outputs = np.concatenate([grey[name] for name in grey if name != "input"])
     scales = {name: image if name == "input" else outputs for name, image in grey.items()}
-    return image_figures.rows(
-        path, {name: image_figures.colour(image, scale=scales[name]) for name, image in grey.items()}, title=title
-    )
+    images = {name: image_figures.colour(image, scale=scales[name]) for name, image in grey.items()}
+    return image_figures.rows(path, images, title=title)

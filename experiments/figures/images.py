@@ -1,6 +1,5 @@
 """Figures of images: predicted classes, predicted hidden patches, attention maps."""
 
-import os
 import pathlib
 import textwrap
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ MOST_IMAGES, MOST_PREDICTIONS = 8, 40  # images drawn
 
 
 def predictions(
-    path: str | os.PathLike,
+    path: plots.Path,
     *,
     image_BYXZ: np.ndarray,
     label_B: np.ndarray,
@@ -24,10 +23,7 @@ def predictions(
     classes: Sequence[str],
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class and probability.
-
-    `label_B` and `predicted_B` index `classes`. A wrong prediction is red and followed by the true class.
-    """
+    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class. A wrong one is red, with the truth."""
     B = min(len(image_BYXZ), MOST_PREDICTIONS)
     columns, rows = min(B, 8), -(-B // 8)
     drawing, grid = plots.canvas(max(1.35 * columns, 5.4), 1.65 * rows + 0.6, rows, columns)
@@ -46,7 +42,7 @@ def predictions(
 
 
 def hidden_patches(
-    path: str | os.PathLike,
+    path: plots.Path,
     *,
     image_BYXZ: np.ndarray,
     prediction_BYXZ: np.ndarray,
@@ -54,10 +50,9 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 8 images in three rows: input, image with predicted patches, truth.
+    """Draw the first 8 images (pixels on one scale, Z is 1 or 3): input, image with predicted patches, truth.
 
-    Both arrays hold pixels on the scale of the images; Z is 1 or 3. `hidden_BN` is True for hidden patches (size x size
-    pixels, in reading order). Predictions are clipped to the range of the images.
+    `hidden_BN` is True for hidden patches, size x size pixels in reading order. Predictions are clipped to the range.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
     input_BYX3, truth_BYX3 = hide(image_BYXZ, hidden_BN, size=size), colour(image_BYXZ)
@@ -66,7 +61,7 @@ def hidden_patches(
     return rows(path, {"input": input_BYX3, "prediction": predicted_BYX3, "truth": truth_BYX3}, title=title)
 
 
-def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
+def rows(path: plots.Path, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
     """Draw a row of images for each name. images: name -> (B, Y, X, 3), red, green and blue from 0 to 1."""
     B, Y, X = next(iter(images.values())).shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
@@ -107,13 +102,11 @@ def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.nda
 
 
 def attention_maps(
-    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
+    path: plots.Path, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
 ) -> pathlib.Path:
-    """Draw an image next to the attention weights of each head over its patches, as a tint.
+    """Draw an image next to the attention weights of each head over its patches (rows and columns: `grid`), as a tint.
 
-    The weights are those of the class token, or without one the mean over queries. grid: rows and columns of patches.
-    class_token: True if a class token comes before the patches. At most 12 layers and 8 heads are drawn; the title says
-    how many.
+    The weights are those of the class token, which comes before the patches, or without one the mean over queries.
     """
     A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

@@ -27,6 +27,8 @@ PLACEHOLDERS = (".", "Last Resort")  # fonts that draw every letter as a box
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # file metadata without a date, for equal bytes
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 LITERAL = {"parse_math": False}  # for the user's texts: a $ does not begin a formula
+TITLE = "attention, query (row) by key (column)"
+Path = str | os.PathLike
 
 
 def canvas(
@@ -37,7 +39,7 @@ def canvas(
     return drawing, drawing.subplots(rows, columns, squeeze=False)
 
 
-def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
+def write(drawing: figure.Figure, path: Path) -> pathlib.Path:
     """Write the figure as PNG, SVG or PDF, as the suffix says. The same figure gives the same bytes."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,19 +48,13 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
         if fonts := {_find_font(letter) for letter in label.get_text()} - {FONT, ""}:
             label.set_fontfamily([*label.get_fontfamily(), *sorted(fonts)])
     kind = path.suffix.removeprefix(".")
-    with (
-        disk.draft(path) as file,
-        matplotlib.rc_context({"svg.hashsalt": "tfm"}),
-    ):  # the ids in an SVG are random without it
+    with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else the ids in it are random
         drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
     return path
 
 
 def visible(text: str, most: int = 14) -> str:
-    """Return the text with symbols for white space, and hexadecimal codes for letters that no font has.
-
-    The middle of a text of more than `most` letters becomes "…", because names may differ at either end.
-    """
+    """Return the text with symbols for white space and codes for letters without a font. The middle is cut."""
     short = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
     return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _find_font(c) else f"<{ord(c):x}>") for c in short)
 
@@ -95,20 +91,17 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
     return (sum_I[i + half + 1] - sum_I[i - half]) / (2 * half + 1)
 
 
-def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
-    """Draw training loss (raw and smoothed) and evaluation loss against the step. rows: of metrics.jsonl.
-
-    The y axis is logarithmic if the values span a decade. The title counts values that are not finite.
-    """
+def loss_curves(path: Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
+    """Draw training and evaluation loss against the step. rows: of metrics.jsonl. The title counts infinite values."""
     drawing, [[axes]] = canvas(7, 4.2)
     (step_I, value_I), infinite_I = read_points(rows, "train/loss")
     (step_J, value_J), infinite_J = read_points(rows, "eval/loss")
+    is_long = len(step_I) >= 20
     if len(step_I):
-        is_long = len(step_I) >= 20
         axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if is_long else ".", label="training")
-        if is_long:
-            smooth_I = smooth(value_I, 2 * (len(step_I) // 40) + 3)
-            axes.plot(step_I, smooth_I, color=BLUE, lw=1.8, label="training, smoothed")
+    if is_long:
+        smooth_I = smooth(value_I, 2 * (len(step_I) // 40) + 3)
+        axes.plot(step_I, smooth_I, color=BLUE, lw=1.8, label="training, smoothed")
     if len(step_J):
         axes.plot(step_J, value_J, color=RED, lw=1.2, ls="--", marker="o", ms=4, label="evaluation")
     value = np.concatenate([value_I, value_J])
@@ -132,10 +125,7 @@ def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
-    """Make the y axis logarithmic if the values drawn are positive and span a decade.
-
-    It has few ticks, which are labelled 0.5 instead of 5 x 10^-1.
-    """
+    """Make the y axis logarithmic if the values are positive and span a decade. Label a few ticks, such as 0.5."""
     if not (len(value) and value.max() > 10 * value.min() > 0):
         return
     axes.set_yscale("log")
@@ -145,13 +135,17 @@ def logarithmic(axes: Any, value: np.ndarray) -> None:
     axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
-def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequence[str]) -> pathlib.Path:
-    """Draw a confusion matrix of counts, true class (row) by predicted class (column), coloured by share of the row.
+def confusion(path: Path, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence) -> list[pathlib.Path]:
+    """Draw a confusion matrix, true class (row, with its recall) by predicted class, coloured by share of the row.
 
-    Beside the name of a row is its recall: the share of the true class that is predicted correctly.
+    Return its file; [] and a message if there are too many classes.
     """
-    count_CC = np.asarray(count_CC)
-    C, total = len(count_CC), int(count_CC.sum())
+    C, total = len(classes), len(label_B)
+    if C > MOST_CLASSES:
+        print(f"{path} is not drawn: {C:,} classes, and at most {MOST_CLASSES:,} fit", flush=True)
+        return []
+    count_CC = np.zeros((C, C), int)
+    np.add.at(count_CC, (label_B, predicted_B), 1)
     share_CC = count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
     side = min(max(0.46 * C, 2.4), 14)
     drawing, [[axes]] = canvas(side + 2.4, side + 1.6, layout="compressed")
@@ -168,19 +162,7 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     correct = int(np.trace(count_CC))
     accuracy = f"accuracy {100 * correct / total:.2f} %\n{correct} of {total} right" if total else "no examples"
     axes.set(xlabel="predicted class", ylabel="true class and its recall", title=accuracy)
-    return write(drawing, path)
-
-
-def confusion_of_predictions(
-    path: str | os.PathLike, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
-) -> list[pathlib.Path]:
-    """Draw the confusion matrix of predictions and return its file; [] and a message if it has too many classes."""
-    if len(classes) > MOST_CLASSES:
-        print(f"{path} is not drawn: {len(classes):,} classes, and at most {MOST_CLASSES:,} fit", flush=True)
-        return []
-    count_CC = np.zeros((len(classes),) * 2, int)
-    np.add.at(count_CC, (label_B, predicted_B), 1)
-    return [confusion(path, count_CC=count_CC, classes=classes)]
+    return [write(drawing, path)]
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -191,10 +173,9 @@ def spread(count: int, most: int) -> list[int]:
 def heads(
     drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, before: str | None = None
 ) -> tuple[dict, str]:
-    """Return {(layer, head): labelled axes of height x width inches}, and a line for the title about omissions.
+    """Return {(layer, head): labelled axes of height x width inches}, and a line for the title about omissions ("").
 
-    before: the title of an extra first column, which has the key head = -1; "" leaves this column empty; None: no
-    extra column. The line is "" if all layers and heads are drawn.
+    before: the title of an extra first column, with the key head = -1; "" leaves it empty; None: no extra column.
     """
     M, H = A_MHNS.shape[:2]
     layer_I, head_J = spread(M, MOST_LAYERS), [-1] * (before is not None) + spread(H, MOST_HEADS)
@@ -216,24 +197,14 @@ def heads(
 
 
 def attention_matrices(
-    path: str | os.PathLike,
-    *,
-    A_MHNS: np.ndarray,
-    queries: Sequence[str],
-    keys: Sequence[str],
-    title: str = "attention, query (row) by key (column)",
-    mean: bool = False,
+    path: Path, *, A_MHNS: np.ndarray, queries: Sequence[str], keys: Sequence[str], title=TITLE, mean: bool = False
 ) -> pathlib.Path:
-    """Draw the attention weights over a short text for each layer and head. mean: also draw the mean of all heads.
-
-    At most the last 32 queries and keys, 12 layers and 8 heads are drawn; the title says how many.
-    """
+    """Draw attention weights over the last 32 tokens, by layer and head. mean: also draw the mean of all heads."""
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]
-    drawing = figure.Figure(layout="compressed")
-    size = {"height": max(0.14 * N, 1.3), "width": max(0.14 * S, 1.3)}
-    axes, cut = heads(drawing, A_MHNS, **size, before="mean of heads" if mean else None)
+    drawing, before = figure.Figure(layout="compressed"), "mean of heads" if mean else None
+    axes, cut = heads(drawing, A_MHNS, height=max(0.14 * N, 1.3), width=max(0.14 * S, 1.3), before=before)
     scale = colors.Normalize(0, max(float(A_MHNS.max()), 1e-12))
     first, last = min(h for _, h in axes), max(m for m, _ in axes)
     for (m, h), panel in axes.items():
@@ -244,21 +215,18 @@ def attention_matrices(
         if h == first:
             panel.set_yticks(range(N), names[0], fontsize=7, **LITERAL)
     bar(drawing, cm.ScalarMappable(scale, "Blues"), list(axes.values()), "attention weight")
-    if N < len(queries):
-        title += f", the last {N} of {len(queries)} queries"
-    if S < len(keys):
-        title += f", the last {S} of {len(keys)} keys"
+    for n, tokens, noun in ((N, queries, "queries"), (S, keys, "keys")):
+        title += f", the last {n} of {len(tokens)} {noun}" * (n < len(tokens))
     drawing.suptitle(f"{title}{cut}", fontsize=11)
     return write(drawing, path)
 
 
 def coordinates(
-    path: str | os.PathLike, change_by_stage: dict[str, np.ndarray], sizes: Sequence[int], *, letter: str, title: str
+    path: Path, change_by_stage: dict[str, np.ndarray], sizes: Sequence[int], *, letter: str, title: str
 ) -> pathlib.Path:
     """Draw the mean change of each stage's activations against the size, a line for each step: a coordinate check.
 
-    change_by_stage: stage -> mean |x - x_0| of each size at each step, (sizes, steps + 1). Step 0, where nothing has
-    changed, is left out. letter: D if the sizes are widths, M if they are numbers of layers.
+    change_by_stage: mean |x - x_0|, (sizes, steps + 1). letter: D if the sizes are widths, M for numbers of layers.
     """
     columns = min(4, len(change_by_stage))
     rows = -(-len(change_by_stage) // columns)

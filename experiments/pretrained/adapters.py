@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-from flax import traverse_util
 from jax.sharding import Mesh
 
 from experiments.config import by_name, disk, errors, settings as configs
@@ -39,20 +38,14 @@ def split_parts(init_fresh: str) -> tuple[str, ...]:
 
 
 def merge(params: dict, text: str) -> dict:
-    """Return the parameters with the adapters merged into the weights, as numpy arrays. text: the run's optim.lora.
-
-    Parameters of a run without adapters are returned unchanged.
-    """
+    """Return the parameters with their adapters, if any, merged into the weights. text: the run's optim.lora."""
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=parse(text)[2]))(params))
 
 
 def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Mesh) -> runs.Work:
-    """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve.
-
-    Raises UserError if the user's experiment does not return a Work.
-    """
+    """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve."""
     work = experiment.prepare(settings, devices)
     if not isinstance(work, runs.Work):
         raise errors.UserError(f'the experiment "{settings.experiment}": prepare must return a runs.Work')
@@ -80,10 +73,7 @@ def describe_positions(m: Mapping[str, Any]) -> list[str]:
 
 
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
-    """Return the work with the adapters of optim.lora.
-
-    Raises UserError if training starts from random parameters, or if the model has no such matrix or part.
-    """
+    """Return the work with the adapters of optim.lora. Raises UserError if there is nothing to adapt."""
     text, task = settings.optim.lora, work.task
     if not text:
         return work
@@ -124,12 +114,11 @@ def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
 
 
 def write_peft(
-    folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], rules: list[tensors.Line]
+    folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], lines: list[tensors.Line]
 ) -> str:
-    """Write the adapters of a run in peft's format, for the published model from which the run started.
+    """Write the adapters of a run (its folder and config) in peft's format, for a published model with these lines.
 
-    folder, settings: the run and its config. rules: of the published model (tensors.py). Return "", or the reason why
-    nothing is written: a tensor of the published model holds several of our matrices.
+    Return "", or the reason why nothing is written: a tensor of the published model holds several of our matrices.
     """
     arrays, (rank, _, alpha) = safetensors.read(folder / FILE), parse(settings["optim"]["lora"])
     nodes: dict[str, dict[str, str]] = {}  # path of a matrix -> {"A": name of the array, "B": ...}
@@ -138,30 +127,26 @@ def write_peft(
         if top == lora.NODE:
             path, _, side = path.rpartition("/")
             nodes.setdefault(path, {})[side[0]] = name
-    adapter_rules, targets, trained_parts = [], [], []
-    for line in rules:
+    written, targets, trained_parts = [], [], []
+    for line in lines:
         if len(line.ours) == 1 and (sides := nodes.pop(line.ours[0], {})):
             place = line.theirs.removesuffix(".weight")
-            targets.append(place)
+            targets += tensors.names(tensors.Line(place, (sides["A"],)), arrays)
             for side, name in sides.items():
-                letters = {*name.rpartition("_")[2]} - {"L"}
-                axis = next(axis for axis in line.axes.split() if {*axis} == letters)
-                axes = f"L {axis}" if side == "A" else f"{axis} L"
-                adapter_rules.append(tensors.Line(f"{place}.lora_{side}.weight", axes, (name,)))
+                written.append(tensors.Line(f"{place}.lora_{side}.weight", (name,), transposed=side == "A"))
         elif {*line.ours} <= arrays.keys():
             trained_parts.append(line.theirs.rpartition(".")[0])
-            adapter_rules.append(line)
+            written.append(line)
     if nodes:
         return f"no tensor of its family holds {', '.join(nodes)} alone"
-    sizes = shapes.check(traverse_util.unflatten_dict(arrays, sep="/"))
-    theirs = tensors.write(adapter_rules, arrays, settings["model"] | sizes)
-    safetensors.write(out / "adapter_model.safetensors", {f"base_model.model.{k}": x for k, x in theirs.items()})
+    theirs = {f"base_model.model.{name}": x for name, x in tensors.write(written, arrays).items()}
+    safetensors.write(out / "adapter_model.safetensors", theirs)
     peft_config = {
         "peft_type": "LORA",
         "base_model_name_or_path": settings["init_from"],
         "r": rank,
         "lora_alpha": alpha,
-        "target_modules": [name for place in targets for name in tensors.names(place, sizes["M"])],
+        "target_modules": targets,
         "modules_to_save": sorted({*trained_parts}) or None,
         "bias": "none",
     }

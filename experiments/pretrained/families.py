@@ -1,11 +1,11 @@
-"""Families of published models: a table and a few functions for each, and the functions that families share.
+"""Families of published models: for each, tables of its config.json and of its tensors, and functions for the rest.
 
 `settings` is one dictionary: the fields of a config's `model`, sizes by their letters, and further properties of a
-published model (tied_output, head, patch, ...). A family's table translates config.json to settings and back. The rules
-of tensors.py translate tensors to parameters and back.
+published model (tied_output, headless, patch, ...). The first table translates config.json to settings and back, the
+second the names of tensors to our paths (tensors.py).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from experiments.config import errors
@@ -36,48 +36,58 @@ FREE |= {"compute_dtype": "float32"}
 SAME_SCORES = ("symmetric_init", "asymmetric_std")  # they differ from asymmetric only in their initial values
 TRUE = {True: True, False: False}  # choices of a field that is true by default
 FALSE = {False: False, True: True}
-STAGES = ("score", "value", "output", "norm", "mlp")  # of a layer, in which tensors may have biases
-UNUSED = "not in our models, kept aside"
+# Our paths of a layer's tensors, in the order of `name_layer`.
+LAYER = ("score/Uq bq", "score/Uk bk", "value/Uv bv", "value/Uo bo", "norm1/gain shift")
+LAYER += ("mlp/W1 b1", "mlp/W2 b2", "norm2/gain shift", "mlp/Wg bg")
 
 
-def sizes(**defaults: int) -> dict[str, tuple[str, int]]:
+def name_sizes(**defaults: int) -> dict[str, tuple[str, int]]:
     """Return the entries of a table's `sizes` for sizes with the usual names."""
     return {letter: (SIZES[letter], default) for letter, default in defaults.items()}
 
 
-class Family(NamedTuple):
-    """A family of published models: the table of its config.json, the names of its tensors, and functions for the rest.
+def name_layer(layer: str, names: str) -> dict[str, str]:
+    """Return the table of a layer's tensors. layer: the beginning of their names.
 
-    `arrays` are the tensors of a file by name without `prefix`. (A name in a file may also lack it.) The defaults fit a
-    causal language model.
+    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm, and of a gate.
+    """
+    return {f"{layer}{name}.*": f"blocks/{ours}" for name, ours in zip(names.split(), LAYER, strict=False)}
+
+
+class Head(NamedTuple):
+    """A head: the end of the name of transformers' class, our text.head (its layer) or image.head, and its tensors."""
+
+    suffix: str
+    output: str
+    table: Mapping[str, str]
+
+
+class Family(NamedTuple):
+    """A family of published models. The defaults fit a causal language model.
+
+    `arrays` are the tensors of a file by name without `prefix`. (A name in a file may also lack it.)
     """
 
     architecture: str  # the beginning of the names of transformers' classes
-    # The table. A field of config.json that is null or missing has the default.
+    # The table of config.json. A field that is null or missing has the default.
     sizes: Mapping[str, tuple[str, int]]  # letter -> (field, default)
     choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {its value: our value}), default first
     epsilon: tuple[str, float] | None  # (field, default) of the number of model.norm
-    read: Callable[..., Settings]  # (config, settings) -> the settings, completed
-    write: Callable[..., dict[str, Any]]  # (settings, family) -> the fields of config.json that are not in the table
-    # Tensors.
+    # The tables of tensors. Those that our model lacks, such as biases, are not in the file.
     prefix: str
-    lines: Callable[..., list[tensors.Line]]  # (settings, family) -> the rules
-    # (settings, arrays, family) -> settings of the heads that the file holds
-    head: Callable[..., Settings] = lambda settings, arrays, family: {"head": "causal"}
-    # kind (trained.DOES) -> text.head, or its activation, or image.head (`output`)
-    outputs: Mapping[str, str] = {"causal": ""}
+    table: Mapping[str, str]  # without the head
+    heads: Mapping[str, Head]  # kind (trained.DOES) -> head
+    read: Callable[..., Settings] = lambda config, settings: settings  # -> the settings, completed
+    # (settings, family) -> the fields of config.json that are not in the table
+    write: Callable[..., dict[str, Any]] = lambda settings, family: {}
+    transposed: bool = False  # the matrices of layers (tensors.select)
     plain: Settings = PLAIN  # settings that are not in config.json
-    fixed: Mapping[str, Any] = {}  # fields for which one value is supported
+    fixed: Mapping[str, Any] = {}  # fields for which one value is supported, which is also the default
     ids: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields that are ids of tokens
-    names: Mapping[str, str] = {}  # names of tensors that differ between relatives
     unprefixed: tuple[str, ...] = ("lm_head.",)  # names that begin with one of these never have the prefix
     tied: Mapping[str, str] = {}  # tensors that equal others if the output is tied to the embedding
     buffers: tuple[str, ...] = ()  # tensors without parameters; {m} stands for the layer
-    aside: Mapping[
-        str, str
-    ] = {}  # beginnings of the names of tensors that our models do not have -> what the table says
-    pooler: Mapping[str, str] = {}  # tensors of the encoder with which a new head of text classes begins -> our path
-    clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # prepares the tensors for the rules
+    clean: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # prepares the tensors for the table
     restore: Callable[..., tensors.Arrays] = lambda arrays, settings, family: arrays  # the inverse of `clean`
 
 
@@ -98,20 +108,26 @@ def read(family: Family, config: HfConfig) -> Settings:
     return {"G": H, "K": D // H} | settings
 
 
-def write(family: Family, settings: Settings) -> dict[str, Any]:
-    """Return config.json: the inverse of `read`."""
-    rest = family.write(settings, family)
+def write(family: Family, kind: str, settings: Settings) -> dict[str, Any]:
+    """Return config.json: the inverse of `read`, without fields with one supported value. kind: of the head."""
     config = {name: settings[letter] or None for letter, (name, _) in family.sizes.items()}
     for setting, (name, choices) in family.choices.items():
         config[name] = next((theirs for theirs, ours in choices.items() if ours == settings[setting]), None)
     if family.epsilon:
         config[family.epsilon[0]] = float(variants.split("norm", settings["norm"])[1])
-    return {**family.fixed, **config, **rest}
+    suffix = "Model" if settings["headless"] else family.heads[kind].suffix
+    config["architectures"] = [family.architecture + suffix]
+    if "C" in settings:
+        names = settings.get("class_names") or [f"LABEL_{i}" for i in range(settings["C"])]
+        config["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config["label2id"] = {name: i for i, name in enumerate(names)}
+        config["problem_type"] = settings.get("problem_type")
+    return config | family.write(settings, family)
 
 
-def output(family: Family, kind: str, settings: Settings) -> str:
+def name_output(family: Family, kind: str, settings: Settings) -> str:
     """Return text.head or image.head. The output of a language model may be tied to its embedding."""
-    layer = family.outputs[kind]
+    layer = family.heads[kind].output
     if kind not in ("causal", "masked"):
         return layer
     return build.name_head(settings["tied_output"], settings["mlp"] if layer == "mlp" else layer)
@@ -150,40 +166,10 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
         choose(config, name, {value: value})
 
 
-def layers(layer: str, names: str, *, biases: Collection[str] = STAGES, GK: str = "HK") -> list[tensors.Line]:
-    """Return the rules of a layer. layer: the beginning of the names of its tensors.
-
-    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm, and of a gate.
-    biases: the stages with biases. GK: the letters of the heads of keys.
-    """
-    rows = (
-        ("score", "HK D; HK", "score/Uq_HKD", "bq_HK"),
-        ("score", f"{GK} D; {GK}", f"score/Uk_{GK}D", f"bk_{GK}"),
-        ("value", f"{GK} D; {GK}", f"value/Uv_{GK}D", f"bv_{GK}"),
-        ("output", "D HK; D", "value/Uo_HDK", "bo_D"),
-        ("norm", "D; D", "norm1/gain_D", "shift_D"),
-        ("mlp", "F D; F", "mlp/W1_FD", "b1_F"),
-        ("mlp", "D F; D", "mlp/W2_DF", "b2_D"),
-        ("norm", "D; D", "norm2/gain_D", "shift_D"),
-        ("mlp", "F D; F", "mlp/Wg_FD", "bg_F"),
-    )
-    pairs = zip(names.split(), rows, strict=False)
-    return [
-        line
-        for name, (stage, axes, weight, bias) in pairs
-        for line in tensors.pair(layer + name, axes, f"blocks/{weight}", bias, biased=stage in biases)
-    ]
-
-
-def untied(settings: Settings, output: str) -> list[tensors.Line]:
-    """Return the rule of an output that is not tied to the embedding, if there is one. output: the tensor's name."""
-    return [] if settings["tied_output"] else [tensors.Line(f"{output}.weight", "W D", ("head/G_WD",))]
-
-
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
-    """Return a class name for each row of the head: from id2label in config.json, or LABEL_i if it has none for row i.
+    """Return a class name for each row of the head (None: unknown): from id2label in config.json, or LABEL_i.
 
-    rows: None if the head's size is unknown. Print a warning if id2label does not number exactly these rows.
+    Print a warning if id2label does not number exactly these rows.
     """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)
@@ -191,9 +177,3 @@ def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
         difference = f"and its config.json names {len(names)} (id2label)"
         print(f"warning: {path} has a head of {rows} classes, {difference}", flush=True)
     return [str(names.get(str(i), f"LABEL_{i}")) for i in range(rows)]
-
-
-def write_labels(settings: Settings) -> dict[str, Any]:
-    """Return the fields of config.json that `read_labels` reads."""
-    names = settings.get("class_names") or [f"LABEL_{i}" for i in range(settings.get("C", 2))]
-    return {"id2label": {str(i): a for i, a in enumerate(names)}, "label2id": {a: i for i, a in enumerate(names)}}

@@ -1,26 +1,6 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, the output tied to the embedding."""
 
-from experiments.pretrained import families, tensors
-
-
-def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors. A matrix in the file has the axes (input, output), the transpose of ours."""
-    qkv = ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
-    qkv_bias = ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")
-    return [
-        tensors.Line("wte.weight", "W D", ("embed/E_WD",)),
-        tensors.Line("wpe.weight", "N D", ("position/P_ND",)),
-        *tensors.pair("h.{m}.ln_1", "D; D", "blocks/norm1/gain_D", "shift_D"),
-        tensors.Line("h.{m}.attn.c_attn.weight", "D 3HK", qkv),
-        tensors.Line("h.{m}.attn.c_attn.bias", "3HK", qkv_bias),
-        *tensors.pair("h.{m}.attn.c_proj", "HK D; D", "blocks/value/Uo_HDK", "bo_D"),
-        *tensors.pair("h.{m}.ln_2", "D; D", "blocks/norm2/gain_D", "shift_D"),
-        *tensors.pair("h.{m}.mlp.c_fc", "D F; F", "blocks/mlp/W1_FD", "b1_F"),
-        *tensors.pair("h.{m}.mlp.c_proj", "F D; D", "blocks/mlp/W2_DF", "b2_D"),
-        *tensors.pair("ln_f", "D; D", "norm/gain_D", "shift_D"),
-        *families.untied(settings, "lm_head"),
-    ]
-
+from experiments.pretrained import families
 
 FAMILY = families.Family(
     architecture="GPT2",
@@ -34,9 +14,22 @@ FAMILY = families.Family(
     epsilon=("layer_norm_epsilon", 1e-5),
     fixed={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
     read=lambda config, settings: settings | {"F": families.size(config, "n_inner", 4 * settings["D"])},
-    write=lambda settings, family: {"architectures": ["GPT2LMHeadModel"], "n_inner": settings["F"]},
+    write=lambda settings, family: {"n_inner": settings["F"]},
     prefix="transformer.",
-    lines=lines,
+    table={
+        "wte.weight": "embed/E",
+        "wpe.weight": "position/P",
+        "h.{m}.ln_1.*": "blocks/norm1/gain shift",
+        "h.{m}.attn.c_attn.weight": "blocks/score/Uq + blocks/score/Uk + blocks/value/Uv",
+        "h.{m}.attn.c_attn.bias": "blocks/score/bq + blocks/score/bk + blocks/value/bv",
+        "h.{m}.attn.c_proj.*": "blocks/value/Uo bo",
+        "h.{m}.ln_2.*": "blocks/norm2/gain shift",
+        "h.{m}.mlp.c_fc.*": "blocks/mlp/W1 b1",
+        "h.{m}.mlp.c_proj.*": "blocks/mlp/W2 b2",
+        "ln_f.*": "norm/gain shift",
+    },
+    heads={"causal": families.Head("LMHeadModel", "", {"lm_head.weight": "head/G"})},
+    transposed=True,
     tied={"lm_head.weight": "wte.weight"},
     buffers=("h.{m}.attn.bias", "h.{m}.attn.masked_bias"),
 )

@@ -1,20 +1,20 @@
-"""Published models: translate the tensors and the config.json of a folder to our parameters and settings, and back.
+"""Published models: translate the tensors and the config.json of a folder to a trained model, and back.
 
-A model is checked twice. config.json decides the family and the sizes. Every tensor of the file must be a parameter of
-the family or a known buffer.
+config.json decides the family and the sizes. Every tensor must be a parameter of our model or a known other one.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
-from flax import traverse_util
 
 from experiments.config import by_name, disk, errors
 from experiments.folder import records
 from experiments.model import variants
-from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
+from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, trained, vit
 from tfm import shapes
 
 LLAMAS = {"llama": llama.LLAMA, "mistral": llama.MISTRAL, "qwen2": llama.QWEN2, "qwen3": llama.QWEN3}
@@ -23,154 +23,156 @@ FAMILIES = {"gpt2": gpt2.FAMILY, "bert": bert.BERT, "roberta": bert.ROBERTA, "xl
 FAMILIES |= {"distilbert": bert.DISTILBERT, "vit": vit.FAMILY, **LLAMAS}
 GENERATION = "generation_config.json"  # a file next to config.json, with the ids that end a text
 CLASSES = ("classes", "tokens", "spans", "image")  # kinds with a head of classes
+# Tensors that our models do not have, by the beginnings of their names. They are kept in facts["aside"].
+ASIDE = ("pooler.", bert.NEXT_SENTENCE)
+POOLER = {"pooler.dense.weight": "head/pooler/W_DD", "pooler.dense.bias": "head/pooler/b_D"}
 
 
-class Published(NamedTuple):
-    """A published model, as it is read from a folder or will be written into one.
-
-    family: one of FAMILIES. params: our tree, float32. model: the fields of a config's `model`. table: where each
-    tensor went.
-
-    extras: other properties: W, N, tied_output, class_names, `kind` (trained.DOES), `ids` that begin, end and pad a
-    text, `headless` (True if the model ends before its logits), ... `aside` are tensors that our models do not have.
-    `pooler` has the arrays, by our paths, with which a new head for classes of texts begins; `class_layer` is the
-    text.head of such a head in transformers, None if the family has none.
-    """
-
-    family: str
-    params: dict
-    model: dict[str, Any]
-    extras: dict[str, Any]
-    table: str = ""
-
-
-def read(path: str | pathlib.Path) -> Published:
+def read(path: str | pathlib.Path) -> trained.Trained:
     """Return the model in a folder (config.json and its safetensors), or in a safetensors file next to a config.json.
 
     Raises UserError for a family or a setting that is not supported, and as `tensors.read`.
     """
-    file = safetensors.file_of(path).parent / "config.json"
+    file = safetensors.file_of(path).with_name("config.json")
     errors.refuse((not file.exists(), f"{file} is missing. It records what the model next to it is"))
     hf_config = records.read_object(file, {})
     family = choose(hf_config.get("model_type"))  # before a large file is read
     for section in (hf_config, *hf_config.values()):  # text_config has one too
         method = section.get("quantization_config") if isinstance(section, dict) else None
         errors.refuse((method, f"{file}: quantization_config = {str(method)[:60]}. {tensors.QUANTISED}"))
-    model = interpret(hf_config, safetensors.read(path), path)
+    model = interpret(hf_config, safetensors.read(path), file.parent)
     # If generation_config.json exists, transformers ignores the ids in config.json. Without ids it does not end a text.
     generation = file.with_name(GENERATION)
     fields = records.read_object(generation, {})
     fields = hf_config | {name: value for name, value in fields.items() if value is not None}
-    ids = {name: fields[name] for name in family.ids if fields.get(name) is not None}
-    return model._replace(extras=model.extras | ({"ids": ids} if ids else {}))
+    model.facts["ids"] = {name: fields[name] for name in family.ids if fields.get(name) is not None}
+    return model
 
 
-def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: str | pathlib.Path) -> Published:
-    """Return the model that config.json describes and the tensors hold. Raises UserError as `read` does."""
+def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathlib.Path) -> trained.Trained:
+    """Return the model that config.json describes and the tensors hold.
+
+    Its facts include: `headless`, True if it ends before its logits; `ids` that begin, end and pad a text; `aside`,
+    tensors that our models do not have; `pooler`, the arrays, by our paths, with which a new head for classes of texts
+    begins; and `class_layer`, the text.head of such a head in transformers.
+    """
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
     with disk.reading(path, TypeError, AttributeError):
         settings = families.read(family, hf_config)
-        arrays = {key.removeprefix(family.prefix): x for key, x in arrays.items()}
-        arrays = family.clean(arrays, settings, family)
-        settings |= family.head(settings, arrays, family)
-        kind = settings["head"] or next(iter(family.outputs))
+        M, n = settings["M"], len(arrays)
+        errors.refuse((M > n, f"{label}: {M} layers need more than {n} tensors"))
+        arrays = family.clean({key.removeprefix(family.prefix): x for key, x in arrays.items()}, settings, family)
+        kind, is_held = find_head(family, hf_config, arrays)
         if kind in CLASSES:
-            names = families.read_labels(hf_config, settings.get("C"), path)
+            *_, last = family.heads[kind].table
+            rows = len(arrays[last.replace("*", "weight")]) if is_held else None
+            names = families.read_labels(hf_config, rows, path)
             settings |= {"class_names": names, "C": len(names), "problem_type": hf_config.get("problem_type")}
-    M, sizes, n = settings["M"], settings | {"J": settings["segments"]}, len(arrays)
-    errors.refuse((M > n, f"{label}: {M} layers need more than {n} tensors"))
-    lines = family.lines(settings, family)
-    expected = {name for line in lines for name in tensors.names(line.theirs, M)}
-    aside = {
-        key: remark
-        for key in sorted(arrays.keys() - expected)
-        for start, remark in family.aside.items()
-        if key.startswith(start)
-    }
-    unread = _find_unread(family, settings, arrays, label) | aside
-    flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, sizes, label)
-    params = {"position": {}, "head": {}, **traverse_util.unflatten_dict(flat, sep="/")}
-    params["blocks"]["relative_position"] = {}
-    extras = {key: value for key, value in settings.items() if key not in families.MODEL}
-    extras |= {"kind": kind, "output": families.output(family, kind, settings), "headless": not settings["head"]}
-    extras["aside"] = {key: np.asarray(arrays[key], np.float32) for key in aside}
-    pooler = {path: np.asarray(arrays[key], np.float32) for key, path in family.pooler.items() if key in arrays}
-    extras |= {"pooler": pooler, "class_layer": family.outputs.get("classes")}
-    model = {key: settings[key] for key in families.MODEL}
-    return Published(name, params, model, extras, tensors.table(lines, unread))
+    model, lines = outline(name, kind, settings | {"headless": not is_held}, path)
+    ours = {name for line in lines for name in tensors.names(line, shapes.flat(model.params))}
+    aside = [key for key in sorted(arrays) if key.startswith(ASIDE) and key not in ours]
+    unread = find_unread(family, settings, arrays, label) | dict.fromkeys(aside, "not in our models, kept aside")
+    flat = tensors.read(lines, {key: x for key, x in arrays.items() if key not in unread}, model.params, label)
+    params = jax.tree.unflatten(jax.tree.structure(model.params), [flat[path] for path in shapes.flat(model.params)])
+    facts = model.facts | {"aside": {key: np.asarray(arrays[key], np.float32) for key in aside}}
+    if head := family.heads.get("classes"):
+        pooler = [key for key in POOLER if key in arrays and "pooler.dense.*" in head.table]
+        pooler = {POOLER[key]: np.asarray(arrays[key], np.float32) for key in pooler}
+        facts |= {"pooler": pooler, "class_layer": head.output}
+    return dataclasses.replace(model, params=params, facts=facts, table=tensors.table(lines, unread))
 
 
-def _find_unread(
+def find_head(family: families.Family, hf_config: families.HfConfig, arrays: tensors.Arrays) -> tuple[str, bool]:
+    """Return the kind of head, and True if the file holds it: all weights of its table that have a bias ("*").
+
+    Heads for classes of texts and of tokens can have the same tensors: only the class in config.json tells them apart.
+    """
+    architecture = str((hf_config.get("architectures") or "?")[0])
+    weights = {kind: [x[:-1] + "weight" for x in head.table if x.endswith("*")] for kind, head in family.heads.items()}
+    held = [kind for kind, names in weights.items() if arrays.keys() >= {*names}]
+    named = [kind for kind in held if architecture.endswith(family.heads[kind].suffix)]
+    return next(iter([*named, *held, *family.heads])), bool(held)
+
+
+def outline(
+    name: str, kind: str, settings: families.Settings, path: pathlib.Path
+) -> tuple[trained.Trained, list[tensors.Line]]:
+    """Return the model of these settings with abstract parameters, and the lines of its tensors."""
+    family = FAMILIES[name]
+    facts = {key: value for key, value in settings.items() if key not in families.MODEL}
+    facts["output"] = families.name_output(family, kind, settings)
+    model = trained.Trained(path, kind, {}, {key: settings[key] for key in families.MODEL}, facts)
+    model = dataclasses.replace(model, params=trained.expect(model, trained.make_network(model)))
+    return model, tensors.select(family.table | family.heads[kind].table, model.params, transposed=family.transposed)
+
+
+def find_unread(
     family: families.Family, settings: families.Settings, arrays: tensors.Arrays, label: str
 ) -> dict[str, str]:
-    """Return the tensors that are not read as parameters: name -> reason, such as "a buffer".
-
-    Raises UserError for a copy that differs from its original.
-    """
+    """Return {tensor that is not a parameter: why}. Raises UserError for a copy that differs from its original."""
     tied = family.tied if settings.get("tied_output") else {}
     copies = {name: original for name, original in tied.items() if name in arrays and original in arrays}
     differing = [name for name, original in copies.items() if not np.array_equal(arrays[name], arrays[original])]
     tensors.complain(label, [f"{name} is not a copy of {copies[name]}" for name in differing])
-    buffers = {name for buffer in family.buffers for name in tensors.names(buffer, settings["M"])} & arrays.keys()
+    buffers = {name.format(m=m) for name in family.buffers for m in range(settings["M"])} & arrays.keys()
     unread = {name: f"a copy of {original}" for name, original in copies.items()}
     return unread | dict.fromkeys(sorted(buffers), "a buffer")
 
 
-def write(folder: str | pathlib.Path, model: Published) -> list[str]:
-    """Write files that the transformers library opens with from_pretrained, and return their names.
+def write(folder: str | pathlib.Path, model: trained.Trained, name: str) -> list[str]:
+    """Write files that transformers opens with from_pretrained, and return their names. name: the family.
 
-    `extras` as `read` returns them: the tensors in `aside` are written back, and class_names, ids and pooler_act. A ViT
-    needs `patch`, `image` and `Z` in `extras`, a Llama needs `N`. Raises UserError, with the reason, if the family does
-    not have such a model.
+    The facts are those of `interpret`. A ViT needs `patch`, `image` and `Z`, a Llama needs `N`. Raises UserError, with
+    the reason, if the family does not have such a model.
     """
-    family, config, settings, lines = _describe(model)
-    arrays = tensors.write(lines, shapes.flat(model.params), settings | {"J": settings["segments"]})
-    arrays = family.restore(arrays, settings, family) | settings["aside"]
-    ids = {name: model.extras.get("ids", {}).get(name) for name in family.ids}
-    files = {"config.json": {"model_type": model.family, "dtype": "float32"} | ids | config}
-    files |= {GENERATION: ids} if "causal" in family.outputs else {}
+    family, config, settings, lines = describe(model, name)
+    arrays = family.restore(tensors.write(lines, model.params), settings, family) | settings["aside"]
+    ids = {field: settings["ids"].get(field) for field in family.ids}
+    files = {"config.json": {"model_type": name, "dtype": "float32"} | ids | config}
+    files |= {GENERATION: ids} if "causal" in family.heads else {}
     folder = pathlib.Path(folder)
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.write(folder / safetensors.FILE, {add_prefix(family, name): x for name, x in arrays.items()})
-        for name, content in files.items():
-            disk.write_json(folder / name, content)
+        safetensors.write(folder / safetensors.FILE, {add_prefix(family, key): x for key, x in arrays.items()})
+        for file, content in files.items():
+            disk.write_json(folder / file, content)
     return [safetensors.FILE, *files]
 
 
-def _describe(model: Published) -> tuple[families.Family, dict[str, Any], families.Settings, list[tensors.Line]]:
-    """Return a model's family, its config.json, the settings that are read back from config.json, and the rules.
+def describe(
+    model: trained.Trained, name: str
+) -> tuple[families.Family, dict[str, Any], families.Settings, list[tensors.Line]]:
+    """Return a model's family, its config.json, the settings that are read back from it, and the lines of its tensors.
 
-    Raises UserError for a setting that config.json cannot express, and for parameters that the family does not have.
+    Raises UserError for settings and parameters that the family does not have.
     """
-    family, extras, label = choose(model.family), model.extras, f"this model cannot be written as {model.family}"
-    kind, flat = extras.get("kind", next(iter(family.outputs))), shapes.flat(model.params)
+    family, label, flat = choose(name), f"this model cannot be written as {name}", shapes.flat(model.params)
+    trained.check_kind(model, *family.heads, needs_head=False)
     try:
         sizes = shapes.check(model.params)
-        settings = {**extras, **model.model, "G": sizes["H"], **sizes, "aside": extras.get("aside", {})}
-        settings["head"] = kind if kind == "causal" or any(path.startswith("head/") for path in flat) else ""
-        settings["tied_output"] = "head/G_WD" not in flat if settings["head"] else extras.get("tied_output", True)
-        settings["query_bias"] = "blocks/score/bq_HK" in flat
-        config = families.write(family, settings)
+        settings = {"aside": {}, "ids": {}, "headless": False, **model.facts, **model.model}
+        settings |= {"G": sizes["H"], **sizes}
+        if not settings["headless"]:
+            settings["tied_output"] = "head/G_WD" not in flat
+        settings["query_bias"] = any(x.any() for path, x in flat.items() if path.endswith(("bq_HK", "bk_HK", "bv_HK")))
+        config = families.write(family, model.kind, settings)
     except shapes.ShapeError as error:
         raise errors.UserError(f"{label}: {error}") from error
     except KeyError as error:
         raise errors.UserError(f"{label} without {error}") from error
-    read_back = families.read(family, {"model_type": model.family, **config})
-    output = families.output(family, kind, settings)
-    tensors.complain(label, list_unlike(model.model, extras, sizes, read_back | {"output": output}))
+    read_back = families.read(family, {"model_type": name, **config})
+    read_back["output"] = families.name_output(family, model.kind, read_back)
+    tensors.complain(label, list_unlike(model.model, model.facts.get("output"), read_back))
     settings |= read_back
-    lines = family.lines(settings, family)
-    expected = [path for line in lines for path in line.ours]
-    faults = [f"{path} is missing" for path in expected if path not in flat]
-    tensors.complain(label, faults + [f"{path} is left over" for path in flat if path not in expected])
+    outlined, lines = outline(name, model.kind, settings, model.path)
+    tensors.complain(label, tensors.differences(flat, shapes.flat(outlined.params)))
     return family, config, settings, lines
 
 
-def rules(model: Published) -> list[tensors.Line]:
-    """Return the rules by which `write` writes the model, with the full names of tensors."""
-    family, _, _, lines = _describe(model)
+def list_lines(model: trained.Trained, name: str) -> list[tensors.Line]:
+    """Return the lines by which `write` writes the model, with the full names of tensors."""
+    family, _, _, lines = describe(model, name)
     return [line._replace(theirs=add_prefix(family, line.theirs)) for line in lines]
 
 
@@ -179,20 +181,16 @@ def add_prefix(family: families.Family, name: str) -> str:
     return name if name.startswith(family.unprefixed) else family.prefix + name
 
 
-def list_unlike(
-    model: Mapping[str, Any], extras: Mapping[str, Any], sizes: Mapping[str, int], read_back: families.Settings
-) -> list[str]:
-    """List the settings of a model that its config.json cannot express. read_back: settings read from config.json."""
+def list_unlike(model: Mapping[str, Any], output: str | None, read_back: families.Settings) -> list[str]:
+    """List the settings that config.json cannot express. model, output: a section `model`, and text.head or image.head.
+
+    read_back: settings read from config.json.
+    """
     pairs = {f"model.{name}": (model.get(name), read_back[name]) for name in families.MODEL}
-    pairs |= {
-        f"model.{name}": (model[name], "a supported setting")
-        for name in model.keys() - {*families.MODEL, *families.FREE}
-    }
-    pairs |= {
-        name: (n, read_back[name]) for name, n in sizes.items() if name in read_back and name not in families.MODEL
-    }
-    field = "image.head" if "patch" in extras else f"text.head (with model.mlp = {model.get('mlp')})"
-    pairs[field] = (extras.get("output", read_back["output"]), read_back["output"])
+    unknown = model.keys() - {*families.MODEL, *families.FREE}
+    pairs |= {f"model.{name}": (model[name], "a supported setting") for name in unknown}
+    field = "image.head" if "patch" in read_back else f"text.head (with model.mlp = {model.get('mlp')})"
+    pairs[field] = (output, read_back["output"])
     return [f"{name} is {a!r} and not {b!r}" for name, (a, b) in pairs.items() if _plain(name, a) != _plain(name, b)]
 
 

@@ -5,7 +5,6 @@ The first Gemma (Gemma Team 2024) has GELU gates, embeddings times sqrt(D), and 
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,56 +13,45 @@ from experiments.pretrained import families, rope, tensors
 from tfm import block as blocks
 
 LAYER = "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj input_layernorm"
-LAYER += " mlp.up_proj mlp.down_proj post_attention_layernorm mlp.gate_proj"  # as families.layers takes them
+LAYER += " mlp.up_proj mlp.down_proj post_attention_layernorm mlp.gate_proj"  # as families.name_layer takes them
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # activation -> the gated MLP
 GATED = {"silu": "swiglu"} | {name: GATES[ours] for name, ours in families.ACTIVATIONS.items() if ours in GATES}
 GEMMA_GATED = {"gelu_pytorch_tanh": "geglu_tanh"} | GATED | {"gelu": "geglu_tanh"}  # Gemma's gelu is the tanh form
-FIXED = {"sliding_window": None}  # fields for which one value is supported
-GEMMA_FIXED = FIXED | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False}
+FIXED = {"partial_rotary_factor": 1.0}  # fields for which one value is supported
 # (attention_bias, mlp_bias) -> model.bias
 BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
 
 
 def read(
-    config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, fixed: Mapping[str, Any] = FIXED
+    config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, **options: Any
 ) -> families.Settings:
-    """Return the settings with heads of keys, biases and rotary positions. G, K: defaults of their fields, or 0.
-
-    fixed: further fields for which one value is supported.
-    """
-    families.expect(config, fixed)
+    """Return the settings with heads of keys, biases, rotary positions, and `options`. G, K: defaults of the fields."""
     settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:
         settings["K"] = families.size(config, "head_dim", K)
     biases = tuple(families.choose(config, name, families.FALSE) for name in ("attention_bias", "mlp_bias"))
-    return settings | {"bias": BIAS[biases], "relative_position": rope.read(config, settings["N"])}
+    return settings | {"bias": BIAS[biases], "relative_position": rope.read(config, settings["N"])} | options
 
 
 def read_windowed(
     config: families.HfConfig, settings: families.Settings, *, windowed: bool, full: int, **options: Any
 ) -> families.Settings:
-    """Return the settings of a family with a sliding window.
-
-    windowed, full: as in `read_window`. options: G and K as in `read`, and settings that are not in config.json.
-    """
-    heads = {letter: options.pop(letter) for letter in "GK" if letter in options}
-    settings = read(config, settings, fixed={}, **heads)
-    return settings | options | {"window": read_window(config, settings["M"], windowed=windowed, full=full)}
-
-
-def read_window(config: families.HfConfig, M: int, *, windowed: bool, full: int) -> int:
-    """Return the sliding window of all M layers, 0 for none. Raises UserError if layers differ.
+    """Return the settings of a family with a sliding window. Raises UserError if it differs between layers.
 
     windowed, full: the defaults of use_sliding_window, and of max_window_layers (the first layers have no window).
+    options: as in `read`.
     """
+    settings = read(config, settings, **options)
     config = {"sliding_window": 4096, "max_window_layers": full, **config}
     uses = families.TRUE if windowed else families.FALSE
     if config["sliding_window"] is None or not families.choose(config, "use_sliding_window", uses):
-        return 0
+        return settings
     full = families.number(config, "max_window_layers", full)
-    kinds = {*(config.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < M))}
+    assumed = ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < settings["M"])
+    kinds = {*(config.get("layer_types") or assumed)}
     families.require(len(kinds) == 1, "layer_types", sorted(kinds), "a sliding window in all layers or in none")
-    return families.size(config, "sliding_window", 4096) if kinds == {"sliding_attention"} else 0
+    window = families.size(config, "sliding_window", 4096) if kinds == {"sliding_attention"} else 0
+    return settings | {"window": window}
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
@@ -73,7 +61,6 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
     families.require(divides, "num_attention_heads", H, f"a divisor of hidden_size = {D}")
     window = settings["window"] if architecture not in ("Llama", "Gemma") else 0
     return rope.write(settings) | {
-        "architectures": [f"{architecture}ForCausalLM"],
         "num_key_value_heads": settings["G"],
         "head_dim": settings["K"],
         "attention_bias": "output" in biases,
@@ -84,25 +71,12 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
     }
 
 
-def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors."""
-    biases, GK = blocks.BIASES[settings["bias"]], "GK" if settings["G"] < settings["H"] else "HK"
-    norms = [f"gain{x}_K" for x in "qk" if settings["score"] == "asymmetric_qknorm"]
-    return [
-        tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
-        *families.layers("layers.{m}.", LAYER, biases=biases, GK=GK),
-        *(tensors.Line(f"layers.{{m}}.self_attn.{x[4]}_norm.weight", "K", (f"blocks/score/{x}",)) for x in norms),
-        tensors.Line("norm.weight", "D", ("norm/gain_D",)),
-        *families.untied(settings, "lm_head"),
-    ]
-
-
 def rescale(
     arrays: tensors.Arrays, settings: families.Settings, family: families.Family, *, back: bool = False
 ) -> tensors.Arrays:
     """Return Gemma's tensors with 1 added to the gains of norms, and the embedding times sqrt(D). back: the inverse.
 
-    If the embedding is also the output, the last gain is divided by sqrt(D), so that logits stay the same.
+    If the embedding is also the output, the last gain is divided by sqrt(D): logits stay the same.
     """
     factor, changed = np.float32(settings["D"] ** 0.5), {}
     for name, array in arrays.items():
@@ -117,26 +91,34 @@ def rescale(
 
 LLAMA = families.Family(
     architecture="Llama",
-    sizes=families.sizes(M=32, D=4096, H=32, F=11008, W=32000, N=2048),
+    sizes=families.name_sizes(M=32, D=4096, H=32, F=11008, W=32000, N=2048),
     choices={"mlp": ("hidden_act", GATED), "tied_output": ("tie_word_embeddings", families.FALSE)},
     epsilon=("rms_norm_eps", 1e-6),
     plain=families.PLAIN | {"norm": "rms", "position": "none"},
-    fixed={"partial_rotary_factor": 1.0},
+    fixed=FIXED | {"sliding_window": None},
     read=read,
     write=write,
     prefix="model.",
-    lines=lines,
+    table={
+        "embed_tokens.weight": "embed/E",
+        **families.name_layer("layers.{m}.", LAYER),
+        "layers.{m}.self_attn.q_norm.weight": "blocks/score/gainq",
+        "layers.{m}.self_attn.k_norm.weight": "blocks/score/gaink",
+        "norm.weight": "norm/gain",
+    },
+    heads={"causal": families.Head("ForCausalLM", "", {"lm_head.weight": "head/G"})},
     tied={"lm_head.weight": "embed_tokens.weight"},
     buffers=("layers.{m}.self_attn.rotary_emb.inv_freq",),
 )
 MISTRAL = LLAMA._replace(
     architecture="Mistral",
-    sizes=LLAMA.sizes | families.sizes(F=14336, N=131072),
+    fixed=FIXED,
+    sizes=LLAMA.sizes | families.name_sizes(F=14336, N=131072),
     read=functools.partial(read_windowed, G=8, windowed=True, full=0, bias="none"),
 )
-QWEN2 = LLAMA._replace(
+QWEN2 = MISTRAL._replace(
     architecture="Qwen2",
-    sizes=LLAMA.sizes | families.sizes(F=22016, W=151936, N=32768),
+    sizes=LLAMA.sizes | families.name_sizes(F=22016, W=151936, N=32768),
     read=functools.partial(read_windowed, G=32, windowed=False, full=28, bias="qkv"),
 )
 QWEN3 = QWEN2._replace(
@@ -145,9 +127,10 @@ QWEN3 = QWEN2._replace(
 )
 GEMMA = LLAMA._replace(
     architecture="Gemma",
-    sizes=families.sizes(M=28, D=3072, H=16, F=24576, W=256000, N=8192),
+    sizes=families.name_sizes(M=28, D=3072, H=16, F=24576, W=256000, N=8192),
     choices={"mlp": ("hidden_act", GEMMA_GATED), "tied_output": ("tie_word_embeddings", families.TRUE)},
-    read=functools.partial(read, G=16, K=256, fixed=GEMMA_FIXED),
+    fixed=LLAMA.fixed | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
+    read=functools.partial(read, G=16, K=256),
     clean=rescale,
     restore=functools.partial(rescale, back=True),
 )

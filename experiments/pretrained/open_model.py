@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from experiments.config import by_name, disk, errors, files as config_files, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.folder import checkpoint, records, workdir as workdirs
@@ -15,8 +13,17 @@ from experiments.model import losses
 from experiments.pretrained import adapters, hub, trained
 from tfm import models
 
-Trained, load_tokenizer = trained.Trained, trained.load_tokenizer  # notebooks use them
+Trained = trained.Trained
 RUNS = {"vision": "image", "text_classification": "classes"}  # experiment -> kind, if their names differ
+# Experiment -> {name in Trained.facts: setting}
+TEXT = {"N": "text.N", "output": "text.head"}
+FACTS = {
+    "language": TEXT,
+    "text_classification": TEXT,
+    "vision": {"patch": "image.patch", "output": "image.head"},
+    "masked_image": {"patch": "image.patch"},
+    "translation": {"N": "pairs.N"},
+}
 PEFT = "adapter_config.json"
 MERGE_PEFT = "Merge them (merge_and_unload of peft), save the result with save_pretrained, and give its folder."
 
@@ -43,7 +50,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
             (is_peft, f"{path} holds only adapters of peft, for the model {base}. {MERGE_PEFT}"),
         )
     if "config" not in records.read_object(file, {}):
-        return _open_published(place, hub.read(place))
+        return hub.read(place)
     trust = (trust,) if isinstance(trust, str) else tuple(trust)
     with disk.reading(file, TypeError, AttributeError):
         return _open_run(place, records.read_config(place)["config"], trust, step)
@@ -56,30 +63,31 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
             f"{folder} has the Flax module model.flax = {module}, which the tools cannot open. Use the result of "
             "launch.run(config, workdir), which has params and apply"
         )
-    train, checkpoints = config["train"], folder / records.CHECKPOINTS
-    metrics = losses.choose_metrics(train.get("metrics", [])) if train["keep_best"] else {}
-    best = checkpoint.choose_best(train["keep_best"], {name: metrics[name].better for name in metrics})
-    params = checkpoint.parameters(checkpoints, checkpoint.choose_step(folder, best, step))
+    keep_best, better = config["train"]["keep_best"], records.read_summary(folder).get("better", {})
+    if keep_best and not better:  # the run has no metrics of the user's, or is not finished
+        metrics = {"train.metrics": config["train"].get("metrics", [])}
+        trained.check_trust(folder, metrics, trust)
+        better = {name: metric.better for name, metric in losses.choose_metrics(*metrics.values()).items()}
+    step = checkpoint.choose_step(folder, checkpoint.choose_best(keep_best, better), step)
+    params = checkpoint.parameters(folder / records.CHECKPOINTS, step)
     params = adapters.merge(params, config["optim"]["lora"])
     data = records.read_data(folder)
     own = _prepare_own(folder, config, trust) if data.get("kind") else None
     kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
-    extras = {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
-    extras |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
-    return Trained(folder, kind, params, config["model"], facts, extras, trust=trust, own=own)
+    facts |= {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
+    facts |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
+    return Trained(folder, kind, params, config["model"], facts, trust=trust, own=own)
 
 
 def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> models.Model:
-    """Return the model that the user's experiment prepares (runs.Work.model). It reads its data, as in the training.
+    """Return the model that the user's experiment prepares (runs.Work.model) from its data, as in the training.
 
     Raises UserError unless `trust` has the experiment and all other code of the config, or if there is no such model.
     """
     name, values = config["experiment"], configs.flat(config)
-    code = [("experiment", name), *configs.find_code("", config)]
-    for key, text in code:
-        refused = f'{folder} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
-        errors.refuse((text not in trust, refused))
-    changes = {key: values[key] for key, _ in code} | {f"mesh.{axis}": 1 for axis in config["mesh"]}
+    trained.check_trust(folder, config, trust)
+    changes = {key: values[key] for key, _ in configs.find_code("", config)}
+    changes |= {"experiment": name} | {f"mesh.{axis}": 1 for axis in config["mesh"]}
     with contextlib.redirect_stdout(None):
         settings = config_files.load_settings(str(folder / "config.json"), changes)
         model = by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
@@ -88,39 +96,14 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:
-    """Return a run's kind of model, and the arguments of its function in model/build.py.
-
-    experiment: the built-in one that defines the model (runs.Work.kind).
-    """
-    kind, head = RUNS.get(experiment, experiment), params.get("head", {})
-    if kind == experiment and kind in trained.DOES and kind not in ("masked_image", "translation"):
+    """Return a run's kind of model, and its facts. experiment: the built-in one that defines the model (Work.kind)."""
+    kind, values, head = RUNS.get(experiment, experiment), configs.flat(config), params.get("head", {})
+    if experiment not in FACTS and kind in trained.DOES:
         kind = f"{experiment} (a file of yours)"  # for example image.py, which is not our vision.py
-    facts: dict[str, Any] = {}
-    if kind in ("language", "classes"):
-        facts = {"N": config["text"]["N"], "output": config["text"]["head"]}
-        kind = config["text"]["objective"] if kind == "language" else kind
-    elif kind == "translation":
-        facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in head}
-    elif kind in trained.IMAGES:
-        patch = config["image"]["patch"]
-        facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
-    if kind == "image":
-        facts["output"] = config["image"]["head"]
-    if kind in ("image", "classes"):
-        facts["C"] = head["G_CD"].shape[0]
-    if kind in (*trained.HEADS, "translation"):
-        facts["W"] = params["embed"]["E_WD"].shape[0]
-    return kind, facts
-
-
-def _open_published(path: pathlib.Path, published: hub.Published) -> Trained:
-    """Return a published model. Missing biases of queries, keys and values are zero, as ours have all or none."""
-    extras, params = published.extras, published.params
-    names = ("patch", "C", "Z", "output") if extras["kind"] == "image" else ("W", "N", "output", "C")
-    facts = {name: extras[name] for name in names if name in extras}
-    if not extras.get("query_bias", True):
-        score, value = params["blocks"]["score"], params["blocks"]["value"]
-        zeros_MHK = np.zeros(score["Uq_HKD"].shape[:3], np.float32)
-        biases = {"score": {**score, "bq_HK": zeros_MHK, "bk_HK": zeros_MHK}, "value": {**value, "bv_HK": zeros_MHK}}
-        params = {**params, "blocks": params["blocks"] | biases}
-    return Trained(path, extras["kind"], params, published.model, facts, extras, published.table)
+    facts = {fact: values[field] for fact, field in FACTS.get(experiment, {}).items()}
+    kind = values["text.objective"] if kind == "language" else kind
+    if kind in trained.IMAGES:
+        facts["Z"] = params["embed"]["W_DP"].shape[1] // facts["patch"] ** 2
+    elif facts:
+        facts |= {"W": params["embed"]["E_WD"].shape[0], "tied_output": "G_WD" not in head}
+    return kind, facts | ({"C": head["G_CD"].shape[0]} if kind in RUNS.values() else {})

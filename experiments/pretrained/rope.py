@@ -1,12 +1,12 @@
 """Translate rotary positions between config.json (rope_theta, rope_scaling, rope_parameters) and our settings."""
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from experiments.model import variants
-from experiments.pretrained import families
+from experiments.pretrained import families, trained
 
 # Type of scaled rotary positions -> the fields with its numbers, in the order of rotary_scaling.py. N: the number of
 # positions of the model.
@@ -24,28 +24,21 @@ UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (No
 
 def read(config: families.HfConfig, N: int) -> str:
     """Return model.relative_position: rotary_halves with the base and the scaling of config.json."""
-    theta, scaling = config.get("rope_theta"), []
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = config.get(name) or {}
-        families.expect(rope, {"partial_rotary_factor": 1.0})
-        theta = theta if rope.get("rope_theta") is None else rope["rope_theta"]
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        families.require(kind in SCALINGS, f"{name}.type", kind, " or ".join(SCALINGS))
-        for field, allowed in UNSUPPORTED.items():
-            families.require(rope.get(field) in allowed, f"{name}.{field}", rope.get(field), str(allowed[1]))
-        if kind != "default":
-            positions = {ORIGINAL: config.get(ORIGINAL) or rope.get(ORIGINAL) or N, "N": N}
-            scaling = [kind, *_read_numbers(kind, {**rope, **positions})]
-    base = variants.format_number(families.number({"rope_theta": theta}, "rope_theta", 10000.0))
-    return variants.join("relative_position", "rotary_halves", ":".join([base, *scaling]))
-
-
-def _read_numbers(kind: str, rope: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a scaling in our order, without the last numbers that are defaults."""
-    numbers = {name: families.number(rope, name, YARN.get(name, -1.0)) for name in SCALINGS[kind]}  # -1 is invalid
-    while YARN.get(last := [*numbers][-1]) == numbers[last]:
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(name) or {}
+    families.expect(rope, {"partial_rotary_factor": 1.0})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    families.require(kind in SCALINGS, f"{name}.type", kind, " or ".join(SCALINGS))
+    for field, allowed in UNSUPPORTED.items():
+        families.require(rope.get(field) in allowed, f"{name}.{field}", rope.get(field), str(allowed[1]))
+    original = config.get(ORIGINAL) or rope.get(ORIGINAL) or N
+    fields = {**config, **rope, ORIGINAL: original, "N": N}
+    numbers = {field: families.number(fields, field, YARN.get(field, -1.0)) for field in SCALINGS[kind]}  # -1: invalid
+    while numbers and YARN.get(last := [*numbers][-1]) == numbers[last]:  # the last numbers may be left out
         del numbers[last]
-    return [variants.format_number(number) for number in numbers.values()]
+    base = families.number(fields, "rope_theta", 10000.0)
+    texts = [kind, *map(variants.format_number, numbers.values())] if numbers else []
+    return variants.join("relative_position", "rotary_halves", ":".join([variants.format_number(base), *texts]))
 
 
 def write(settings: families.Settings) -> dict[str, Any]:
@@ -59,15 +52,18 @@ def write(settings: families.Settings) -> dict[str, Any]:
     return {"rope_parameters": rope, "rope_theta": float(base)} | old
 
 
-def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
+def in_halves(model: trained.Trained) -> trained.Trained:
     """Return the same model with rotary positions that rotate the pairs (i, i + K/2) instead of (2i, 2i+1).
 
-    The K features of queries and keys get another order. params: our tree. model: the fields of a config's `model`.
+    The K features of queries and keys get another order. Models with other positions are returned unchanged.
     """
-    score = dict(params["blocks"]["score"])
+    if variants.split("relative_position", model.model["relative_position"])[0] != "rotary":
+        return model
+    score = dict(model.params["blocks"]["score"])
     for name, leaf in score.items():
         axis = name.partition("_")[2].index("K") + 1  # after the axis of the layers
         pairs = [np.take(leaf, np.arange(start, leaf.shape[axis], 2), axis) for start in (0, 1)]
         score[name] = np.concatenate(pairs, axis)
-    halves = model["relative_position"].replace("rotary", "rotary_halves")
-    return {**params, "blocks": {**params["blocks"], "score": score}}, {**model, "relative_position": halves}
+    params = {**model.params, "blocks": {**model.params["blocks"], "score": score}}
+    halves = model.model["relative_position"].replace("rotary", "rotary_halves")
+    return dataclasses.replace(model, params=params, model=model.model | {"relative_position": halves})

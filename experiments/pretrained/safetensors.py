@@ -15,6 +15,11 @@ from experiments.pretrained import tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names of the files in the folder of a model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # endings of PyTorch's files of pickles
+CONVERT = (
+    "is not read, since opening such a file can run any program that it hides. If you trust it, convert it with "
+    "transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...).save_pretrained(DIR) "
+    "and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR."
+)
 NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of the library for a damaged file
 
 
@@ -23,17 +28,15 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     path = file_of(path)
     if not path.name.endswith(".index.json"):
         return _read_file(path)
-    with disk.reading(path, AttributeError, TypeError):
-        files = records.read_object(path, {})["weight_map"]
-        names = sorted({*files.values()})
-        outside = [name for name in names if pathlib.PurePath(name).name != name]
-    if outside:
-        raise errors.UserError(f"{path} names the file {outside[0]!r}, which is not in the folder of {path.name}")
+    files = records.read_object(path, {"!weight_map": records.TEXTS})["weight_map"]  # tensor -> file
+    names = sorted({*files.values()})
+    outside = [name for name in names if pathlib.PurePath(name).name != name]
+    errors.refuse((outside, f"{path} names files that are not in the folder of {path.name}: {outside[:3]}"))
     arrays: dict[str, np.ndarray] = {}
     for name in names:
         arrays |= _read_file(file_of(path.parent / name))
-    if missing := sorted(files.keys() - arrays.keys()):
-        raise errors.UserError(f"{path}: the tensor {missing[0]!r} is not in {files[missing[0]]}")
+    missing = sorted(files.keys() - arrays.keys())
+    errors.refuse((missing, f"{path}: tensors are not in the files that it names for them: {missing[:3]}"))
     return arrays
 
 
@@ -54,10 +57,7 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
 
 
 def file_of(path: str | os.PathLike) -> pathlib.Path:
-    """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files.
-
-    Raises UserError if there is none, or only a file of pickles.
-    """
+    """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files."""
     path = pathlib.Path(path)
     candidates = [path / FILE, path / INDEX] if path.is_dir() else [path]
     file = next((file for file in candidates if file.is_file()), None)
@@ -65,11 +65,7 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     siblings = sorted(path.glob("pytorch_model*")) or [*path.iterdir()] if path.is_dir() else [path]
     pickles = [file for file in siblings if file.suffix in PICKLES]
     if pickles and file in (None, path):
-        raise errors.UserError(
-            f"{pickles[0]} is not read, since opening such a file can run any program that it hides. If you trust it, "
-            "convert it with transformers, by the class with the head (AutoModelForCausalLM, ...).from_pretrained(...)"
-            ".save_pretrained(DIR) and AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR."
-        )
+        raise errors.UserError(f"{pickles[0]} {CONVERT}")
     empty = f"{path} holds neither a run nor a published model (config.json with {FILE})"
     errors.refuse((file is None, empty if path.is_dir() else f"{path} is missing or not a file"))
     return file

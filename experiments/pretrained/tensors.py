@@ -1,9 +1,13 @@
-"""Rules that translate the tensors of a published model ("theirs") to our parameters ("ours"), and back.
+"""Translate the tensors of a published model ("theirs") to our parameters ("ours") and back, by a table of names.
 
-A `Line` is a rule: it has the name and the axes of their tensor, and our paths. The letters in our names give the rest.
-For example "D 3HK" with three paths that end in HKD is a matrix of D rows and 3HK columns. It is reshaped to D, 3, H,
-K, transposed to 3, H, K, D, and divided among the three paths. {m} in their name is the number of a layer; our arrays
-are stacked over layers.
+A table maps their names to our paths without the letters of axes. {m} is a layer; our arrays are stacked over layers.
+
+    "wte.weight": "embed/E"                       one tensor
+    "h.{m}.ln_1.*": "blocks/norm1/gain shift"     two tensors, h.0.ln_1.weight and h.0.ln_1.bias, next to each other
+    "h.{m}.c_attn.bias": "blocks/score/bq + blocks/score/bk"     one tensor with the rows of both
+
+The letters of our names give the shape: their matrix has a row for each output and a column for each input
+(shapes.sides). For example, score/Uq_HKD is a matrix of HK rows and D columns.
 """
 
 import math
@@ -17,42 +21,52 @@ from experiments.config import errors
 from tfm import shapes
 
 Arrays = Mapping[str, np.ndarray]
-Sizes = Mapping[str, int]
-PARTS = {"P": "YXZ"}  # the pixels of a patch: rows, columns, channels
 MOST_FAULTS = 24  # in an error message
 QUANTISED = "Quantised models are not read. Use the original model, with weights in float32, float16 or bfloat16."
 
 
 class Line(NamedTuple):
-    """A rule. `axes` has a group of letters for each axis of their tensor: factors of its size, or 1."""
+    """A line of a table: the name of their tensor, or of one in each layer, and the paths of our parameters in it."""
 
     theirs: str
-    axes: str
     ours: tuple[str, ...]
+    transposed: bool = False  # their matrix has a row for each input
 
 
-def pair(theirs: str, axes: str, ours: str, bias: str, *, biased: bool = True) -> list[Line]:
-    """Return the rules of a weight and of its bias. bias: its name next to our weight. axes: "weight's; bias's"."""
-    weight_axes, bias_axes = axes.split("; ")
-    weight = Line(f"{theirs}.weight", weight_axes, (ours,))
-    return [weight, Line(f"{theirs}.bias", bias_axes, (f"{ours.rpartition('/')[0]}/{bias}",))][: 1 + biased]
+def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
+    """Return the lines for the parameters of our tree. transposed: the file has the transposed matrices of layers."""
+    paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
+    for theirs, ours in table.items():
+        if theirs.endswith("*"):
+            weight, bias = ours.split()
+            bias = f"{weight.rpartition('/')[0]}/{bias}"
+            entries |= {f"{theirs[:-1]}weight": [weight], f"{theirs[:-1]}bias": [bias]}
+        else:
+            entries[theirs] = ours.split(" + ")
+    return [
+        Line(theirs, tuple(paths[stem] for stem in ours), transposed and "{m}" in theirs)
+        for theirs, ours in entries.items()
+        if paths.keys() >= {*ours}
+    ]
 
 
-def names(theirs: str, layers: int) -> list[str]:
-    """Return the names of a rule's tensors: one for each layer if the name has {m}."""
-    return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
+def names(line: Line, flat: Mapping[str, Any]) -> list[str]:
+    """Return the names of a line's tensors: one for each layer if the name has {m}. flat: our parameters by path."""
+    layers = flat[line.ours[0]].shape[0] if "{m}" in line.theirs else 1
+    return [line.theirs.format(m=m) for m in range(layers)]
 
 
-def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> dict[str, np.ndarray]:
-    """Return our float32 arrays by path.
+def read(lines: Sequence[Line], tensors: Arrays, params: Any, label: str) -> dict[str, np.ndarray]:
+    """Return our float32 arrays by path. params: our tree, with the shapes.
 
-    label: the beginning of error messages. Raises UserError for tensors that are missing, left over, or of another
-    shape.
+    Raises UserError, which begins with the label, for tensors that are missing, left over, or of another shape.
     """
-    expected = {}
+    ours, expected = shapes.flat(params), {}
     for line in lines:
-        leaf = jax.ShapeDtypeStruct(_shape(line, sizes), np.float32)
-        expected |= dict.fromkeys(names(line.theirs, sizes["M"]), leaf)
+        rows, *columns = _fold(line.ours[0], ours)[1]
+        shape = (len(line.ours) * rows, *columns)
+        leaf = jax.ShapeDtypeStruct(shape[::-1] if line.transposed else shape, np.float32)
+        expected |= dict.fromkeys(names(line, ours), leaf)
     # float16, bfloat16 (a type that NumPy has from ml_dtypes), float32 and float64 have two bytes or more.
     types = {name: tensors[name].dtype for name in expected if name in tensors}
     small = [f"{name} has the type {x}" for name, x in types.items() if x.kind in "biu" or x.itemsize < 2]
@@ -60,20 +74,34 @@ def read(lines: Sequence[Line], tensors: Arrays, sizes: Sizes, label: str) -> di
     complain(label, differences(tensors, expected))
     flat = {}
     for line in lines:
-        layers = [_take(line, tensors[name], sizes) for name in names(line.theirs, sizes["M"])]
-        for path, arrays in zip(line.ours, zip(*layers, strict=True), strict=True):
-            flat[path] = np.stack(arrays) if "{m}" in line.theirs else arrays[0]
+        array = np.stack([np.asarray(tensors[name], np.float32) for name in names(line, ours)])
+        array = array.swapaxes(1, -1) if line.transposed else array
+        for path, part in zip(line.ours, np.split(array, len(line.ours), axis=1), strict=True):
+            order, _ = _fold(path, ours)
+            part = part.reshape([ours[path].shape[i] for i in order]).transpose(np.argsort(order))
+            flat[path] = np.ascontiguousarray(part)
     return flat
 
 
-def write(lines: Iterable[Line], flat: Arrays, sizes: Sizes) -> dict[str, np.ndarray]:
+def write(lines: Iterable[Line], params: Any) -> dict[str, np.ndarray]:
     """Return their tensors by name: the inverse of `read`."""
-    arrays = {}
+    flat, tensors = shapes.flat(params), {}
     for line in lines:
-        ours = [np.asarray(flat[path], np.float32) for path in line.ours]
-        for m, name in enumerate(names(line.theirs, sizes["M"])):
-            arrays[name] = _give(line, [array[m] for array in ours] if "{m}" in line.theirs else ours, sizes)
-    return arrays
+        parts = []
+        for path in line.ours:
+            order, sides = _fold(path, flat)
+            parts.append(np.asarray(flat[path], np.float32).transpose(order).reshape(-1, *sides))
+        array = np.concatenate(parts, axis=1)
+        tensors |= zip(names(line, flat), array.swapaxes(1, -1) if line.transposed else array, strict=True)
+    return tensors
+
+
+def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the order of our axes in their tensor: layers, rows, columns; and how many rows and columns it has."""
+    letters, shape = shapes.letters(path), flat[path].shape
+    sides = shapes.sides(path) if shapes.is_matrix(path) else [range(letters[0] == "M", len(letters))]
+    axes = [i for side in sides for i in side]
+    return [*({0} - {*axes}), *axes], [math.prod(shape[i] for i in side) for side in sides]
 
 
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
@@ -81,42 +109,6 @@ def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
     rows = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows.items())
-
-
-def _shape(line: Line, sizes: Sizes) -> tuple[int, ...]:
-    return tuple(math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
-
-
-def _sizes(letters: str, sizes: Sizes) -> list[int]:
-    return [int(letter) if letter.isdigit() else sizes[letter] for letter in letters]
-
-
-def _layout(line: Line, sizes: Sizes) -> tuple[list[int], list[int]]:
-    """Return the sizes of the single axes of their tensor, and the order of these axes in ours.
-
-    Axes "D 3HK" and a path that ends in HKD give ([D, 3, H, K], [1, 2, 3, 0]). Axes of size one are left out. A letter
-    may occur twice if the order is the same.
-    """
-    theirs = line.axes.replace(" ", "").replace("1", "")
-    letters = shapes.letters(line.ours[0].split("/")[-1])
-    ours = "3" * ("3" in theirs) + "".join(x if x in theirs else PARTS.get(x, x) for x in letters)
-    order = [*range(len(theirs))] if theirs == ours else [theirs.index(letter) for letter in ours]
-    return _sizes(theirs, sizes), order
-
-
-def _take(line: Line, array: np.ndarray, sizes: Sizes) -> list[np.ndarray]:
-    """Return our arrays (float32) for one of their tensors."""
-    split, order = _layout(line, sizes)
-    array = np.array(array, np.float32).reshape(split).transpose(order)
-    parts, ends = array if "3" in line.axes else [array], [shapes.shape(x.split("/")[-1], sizes) for x in line.ours]
-    return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
-
-
-def _give(line: Line, arrays: Sequence[np.ndarray], sizes: Sizes) -> np.ndarray:
-    """Return their tensor for our arrays: the inverse of `_take`."""
-    split, order = _layout(line, sizes)
-    array = np.stack(arrays).reshape([split[i] for i in order]).transpose(np.argsort(order))
-    return np.ascontiguousarray(array).reshape(_shape(line, sizes))
 
 
 def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

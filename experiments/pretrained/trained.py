@@ -31,11 +31,15 @@ DOES = {
     "masked_image": "predicts masked patches",
     "translation": "translates sentences",
 }
-# None: the one that text.head names
+# Heads of tokens. None: the one that text.head names.
 HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
 HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
-BUILD = {"image": build.vision_model, "masked_image": build.masked_image_model}
-BUILD |= {"translation": build.encoder_decoder} | dict.fromkeys(HEADS, build.language_model)
+# Kind -> the function that builds the model, and the facts that are its arguments.
+BUILD = {
+    "image": (build.vision_model, "Y X Z patch C output"),
+    "masked_image": (build.masked_image_model, "Y X Z patch"),
+    "translation": (build.encoder_decoder, "W N tied_output"),
+} | dict.fromkeys(HEADS, (build.language_model, "W N C output"))
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
 IMAGES = ("image", "masked_image")  # kinds that read images
 ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
@@ -45,31 +49,40 @@ Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B 
 
 def read_fields(model: "Trained") -> types.SimpleNamespace:
     """Return the section `model` of the config. Raises UserError for missing fields, and for code not in `trust`."""
-    for name, value in {**model.model, "output": model.facts.get("output")}.items():
-        if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in model.trust:
-            setting = "image.head" if name == "output" else f"model.{name}"
-            code = f'{setting} = "{value}", code that would be executed'
-            raise errors.UserError(f"{model.path} has {code}. Add --trust={value} if you trust it.")
+    check_trust(model.path, {"model": model.model, "image": {"head": model.facts.get("output")}}, model.trust)
     missing = ", ".join(name for name in families.MODEL if name not in model.model)
     errors.refuse((missing, f"{model.path}: the section model of its config.json lacks {missing}"))
     return types.SimpleNamespace(**{**families.FREE, **model.model})
 
 
-def build_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions. options: arguments of the function that builds it, such as Y and X of images.
-
-    Raises UserError, with a list, if parameters are missing, left over, of another shape, or not finite.
-    """
+def make_network(model: "Trained", **options: Any) -> models.Model:
+    """Return the model as functions. options: facts in place of the model's, such as Y and X of images."""
     if model.kind not in DOES:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
-    head, fields = {"head": HEADS[model.kind]} if model.kind in HEADS else {}, model.fields
+    function, names = BUILD[model.kind]
+    facts = {"head": HEADS[model.kind]} if model.kind in HEADS else {}
+    facts |= {name: model.facts[name] for name in names.split() if name in model.facts}
+    facts |= {"head": heads.each_word, "output": "linear"} if is_pooled(model) else {}
     with disk.reading(model.path, TypeError, AttributeError, ArithmeticError):
-        network = model.own or BUILD[model.kind](fields, **{**head, **model.facts, **options})
-    arrays, expected = shapes.flat(model.params), shapes.flat(jax.eval_shape(network.init, jax.random.key(0)))
-    if model.extras.get("headless"):
-        expected = {path: array for path, array in expected.items() if not path.startswith("head/")}
+        return model.own or function(model.fields, **facts | options)
+
+
+def is_pooled(model: "Trained") -> bool:
+    """Return True if the logits of a text are the mean of those of its tokens (experiments/text_classification.py)."""
+    return model.kind == "classes" and model.facts["output"] == "pooled"
+
+
+def expect(model: "Trained", network: models.Model) -> dict:
+    """Return the tree of the parameters that a model needs, as shapes. network: the model as functions."""
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    return params | ({"head": {}} if model.facts.get("headless") else {})
+
+
+def build_network(model: "Trained", **options: Any) -> models.Model:
+    """Return make_network(model). Raises UserError if parameters are missing, left over, misshaped or not finite."""
+    network, arrays = make_network(model, **options), shapes.flat(model.params)
     label = f"{model.path} does not hold the model that its config.json describes"
-    tensors.complain(label, tensors.differences(arrays, expected))
+    tensors.complain(label, tensors.differences(arrays, shapes.flat(expect(model, network))))
     check_finite(model.path, arrays)
     return network
 
@@ -79,66 +92,62 @@ def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None]
     check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
 
     def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
-        is_mean = valid is not None and model.facts.get("output") == "pooled"  # of the tokens that are not padding
-        head = {"head": heads.each_word, "output": "linear"} if is_mean else {}
-        network, inputs, mask = _prepare_call(model, inputs, valid, **head)
-        output = network.apply(params, inputs, mask=mask)[0]
-        return build.average_tokens(output, valid) if is_mean else output
+        network, x_BND, _ = _forward(model, params, inputs, valid)
+        logits = network.logits(params, x_BND)
+        return build.average_tokens(logits, _real(x_BND, valid)) if is_pooled(model) else logits
 
     return jax.jit(apply)
 
 
-def make_look(model: "Trained") -> Callable[..., dict[str, jax.Array]]:
+def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
     """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
     check_kind(model, *HEADS, *IMAGES, needs_head=False)
     outputs = {"class_token", *build.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
 
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
-        for name in names:
+        for name in (*names, *edit):
             by_name.choose("activation", name, dict.fromkeys(ACTIVATIONS, ""))
-        network, inputs, mask = _prepare_call(model, inputs, valid)
-        x_BND, aux = network.hidden(params, inputs, mask=mask, look=names)
-        x_BND = x_BND.astype(jnp.float32)
-        valid_BN = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+        _, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit=edit)
+        x_BND, real_BN = x_BND.astype(jnp.float32), _real(x_BND, valid)
         if model.kind in CAUSAL:
-            last_B = x_BND.shape[1] - 1 - jnp.argmax(valid_BN[:, ::-1], axis=1)
+            last_B = x_BND.shape[1] - 1 - jnp.argmax(real_BN[:, ::-1], axis=1)
             features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
         else:
-            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, valid_BN)
+            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, real_BN)
         return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
 
     return jax.jit(look, static_argnames="names")
 
 
-def _prepare_call(
-    model: "Trained", inputs: jax.Array, valid: jax.Array | None, **options: Any
-) -> tuple[models.Model, Any, masks.Mask | None]:
-    """Return the network, and its inputs and mask for ids or normalised images. Raises UserError as `build_network`."""
+def _real(x_BND: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Return real_BN, True for tokens that are not padding."""
+    return jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+
+
+def _forward(
+    model: "Trained", params: dict, inputs: jax.Array, valid: jax.Array | None, **options: Any
+) -> tuple[models.Model, jax.Array, dict]:
+    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of Call."""
     N, is_dynamic = model.facts.get("N"), variants.choose(model.fields, "relative_position").is_dynamic
     if model.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
         raise errors.UserError(
             f"the model in {model.path} takes {N} tokens at once. Shorten the text, or use experiments.tools.sample."
         )
-    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    sides = {"Y": inputs.shape[1], "X": inputs.shape[2]} if model.kind in IMAGES else {}
+    network = model.network(**sides)
     if model.kind in IMAGES:
-        options |= {"Y": inputs.shape[1], "X": inputs.shape[2]}
         inputs = embeds.cut(inputs, size=model.facts["patch"])
     if model.kind == "masked_image":
         inputs = {"v_BNP": inputs, "hidden_BN": jnp.zeros(inputs.shape[:2], bool)}
+    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
     if valid is not None:
         mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
-    return model.network(**options), inputs, mask
-
-
-# Predictions of many inputs.
+    return network, *network.hidden(params, inputs, mask=mask, **options)
 
 
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
-    """Yield the results of the function for n inputs, in batches of one shape, as numpy arrays.
-
-    fetch: returns the prepared inputs of these indices. The last batch is filled up with the last input.
-    """
+    """Yield the results for n inputs as numpy arrays, in batches of one shape: the last one repeats the last input."""
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
     batch = min(batch, n)
     for first in tqdm.tqdm(range(0, n, batch), disable=True if n == batch else None):
@@ -147,7 +156,7 @@ def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int
 
 def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
     """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
-    several = model.extras.get("problem_type") == "multi_label_classification"
+    several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
     apply = functools.partial(model.apply, jax.device_put(model.params))
     return np.concatenate([activation(logits) for logits in in_batches(apply, fetch, n=n, batch=batch)])[:n]
@@ -173,23 +182,26 @@ def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
     return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
 
 
-def fetch_images(files: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
-    """Return a function for `in_batches`: image files, processed and normalised like the model's images (`form`)."""
-    return lambda index_B: (image_folder.read_batch([files[b] for b in index_B], form), None)
+def fetch_images(images: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
+    """Return a function for `in_batches`: image files, or an array of raw images, normalised like the model's images.
+
+    form: the format of the model's images.
+    """
+    if isinstance(images, np.ndarray):
+        image_BYXZ = image_file.prepare(images, form)
+        return lambda index_B: (image_BYXZ[index_B], None)
+    return lambda index_B: (image_folder.read_batch([images[b] for b in index_B], form), None)
 
 
 def is_regression(model: "Trained") -> bool:
     """Return whether the outputs are numbers without an activation, by the rules of transformers."""
-    problem = model.extras.get("problem_type")
+    problem = model.facts.get("problem_type")
     return problem == "regression" or not problem and len(model.classes) == 1
-
-
-# Checks, and the tokenizer.
 
 
 def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
     """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
-    if model.kind in kinds and not (needs_head and model.extras.get("headless")):
+    if model.kind in kinds and not (needs_head and model.facts.get("headless")):
         return
     does = "has no head" if model.kind in kinds else DOES.get(model.kind) or explain_kind(model.kind)
     wanted = " or ".join(DOES[kind] for kind in kinds)
@@ -205,41 +217,25 @@ def explain_kind(experiment: str) -> str:
     )
 
 
+def check_trust(path: pathlib.Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
+    """Raise UserError unless `trust` has all code that these settings name, which their use would execute."""
+    for key, text in configs.find_code("", config):
+        refused = f'{path} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
+        errors.refuse((text not in trust, refused))
+
+
 def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise UserError if parameters are not finite. path: the file or folder that contains them."""
     invalid = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     tensors.complain(f"{path} holds values that are not finite numbers", invalid)
 
 
-def load_image_format(model: "Trained") -> dict[str, Any]:
-    """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
-    return image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts.get("C"))
-
-
-def folder_of(model: "Trained") -> pathlib.Path:
-    """Return the folder that contains the model's files, such as its tokenizer."""
-    return model.path if model.path.is_dir() else model.path.parent
-
-
-def find_tokenizer(model: "Trained") -> pathlib.Path | None:
-    """Return the file that holds the model's tokenizer, or None."""
-    return pretrained_tokenizer.find(folder_of(model))
-
-
-def load_tokenizer(model: "Trained") -> tokenization.Tokenizer:
-    """Return the tokenizer of the model. Raises UserError if it has none, or one with more tokens than the model."""
-    W, tokenizer = model.facts["W"], pretrained_tokenizer.read(folder_of(model))
-    more = f"the tokenizer at {model.path} has {tokenizer.size} tokens, more than the {W} of its model"
-    errors.refuse((tokenizer.size > W, more))
-    return tokenizer
-
-
 def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[int]:
     """Return the ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
 
-    bos ends the text before it, because a model may have learned from texts that follow each other.
+    A model may have learned from texts that follow each other: the next bos ends a text.
     """
-    ids = model.extras.get("ids", {}).get("eos_token_id", [])
+    ids = model.facts.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (ids if isinstance(ids, list) else [ids]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (tokenizer.eos, tokenizer.bos) if id is not None]))
 
@@ -248,19 +244,18 @@ def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[in
 class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
-    kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model: fields of a config's
-    `model`. facts: the other arguments of the function in model/build.py that builds the model (W, N, output; Y, X, Z,
-    patch, C, output). extras: other properties, such as class_names (hub.Published). table: where each tensor of a
-    published model went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may
-    name. own: the model that the user's experiment prepared; None: the model is built from its settings.
+    path: its folder. kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model:
+    fields of a config's `model`. facts: other properties, such as arguments of the function that builds the model
+    (BUILD), class_names, and those of a published model (hub.interpret). table: where each tensor of a published model
+    went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may name. own: the
+    model that the user's experiment prepared; None: the model is built from its settings.
     """
 
     path: pathlib.Path
     kind: str
     params: dict = dataclasses.field(repr=False)  # a notebook shows what a cell ends with
     model: dict[str, Any]
-    facts: dict[str, Any]
-    extras: dict[str, Any] = dataclasses.field(repr=False)
+    facts: dict[str, Any] = dataclasses.field(repr=False)
     table: str = dataclasses.field(default="", repr=False)
     trust: Sequence[str] = ()
     own: models.Model | None = dataclasses.field(default=None, repr=False)
@@ -278,13 +273,18 @@ class Trained:
         return self.apply(self.params, inputs, valid)
 
     def look(
-        self, inputs: np.ndarray, names: Sequence[str] = ("hidden",), valid: np.ndarray | None = None
+        self,
+        inputs: np.ndarray,
+        names: Sequence[str] = ("hidden",),
+        valid: np.ndarray | None = None,
+        edit: Mapping[str, Callable] = {},
     ) -> dict[str, np.ndarray]:
         """Return {name: activation of every layer}, and "features", a vector for each example (B, D). All are float32.
 
         inputs, valid: ids or raw images, as in a call of the model. names: any of ACTIVATIONS. The activations have a
         leading axis of layers. hidden, attention and mlp have the shape (M, B, N, D). q, k and v have (M, B, H, N, K),
-        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens.
+        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens. edit:
+        {name: (x, m) -> x}, functions that replace the activation x of layer m (0 is the first).
 
         The features are tokens after the last norm. A model that predicts the next token gives the last token that is
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
@@ -292,7 +292,8 @@ class Trained:
         """
         if self.kind in IMAGES:
             inputs = image_file.prepare(inputs, self.image_format)
-        return jax.device_get(self.activations(self.params, inputs, valid, names=tuple(names)))
+        activations = make_look(self, edit) if edit else self.activations
+        return jax.device_get(activations(self.params, inputs, valid, names=tuple(names)))
 
     def predict(self, inputs: Any, batch: int = BATCH) -> np.ndarray | list[np.ndarray]:
         """Return the predictions for a list of texts, or for images as in `__call__`, in their order.
@@ -313,14 +314,25 @@ class Trained:
             print(f"{truncated:,} of {len(predictions):,} texts have {context}", flush=True)
         return predictions
 
+    @functools.cached_property
+    def tokenizer(self) -> tokenization.Tokenizer:
+        """Return the tokenizer. Raises UserError if there is none, or one with more tokens than the model."""
+        W, tokenizer = self.facts["W"], pretrained_tokenizer.read(self.path)
+        more = f"the tokenizer at {self.path} has {tokenizer.size} tokens, more than the {W} of its model"
+        errors.refuse((tokenizer.size > W, more))
+        return tokenizer
+
+    @functools.cached_property
+    def image_format(self) -> dict[str, Any]:
+        """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
+        return image_file.load_format(self.path, self.facts, Z=self.facts["Z"], C=self.facts.get("C"))
+
     @property
     def classes(self) -> Sequence[str]:
         """Return the names of the classes, or of a regression's numbers, in the order of `predict`."""
         with disk.reading(self.path):
-            return self.image_format["classes"] if self.kind == "image" else self.extras["class_names"]
+            return self.image_format["classes"] if self.kind == "image" else self.facts["class_names"]
 
-    tokenizer = functools.cached_property(load_tokenizer)
-    image_format = functools.cached_property(load_image_format)
     fields = property(read_fields)
     network = build_network
     apply = functools.cached_property(make_apply)

@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import numpy as np
+
 from experiments.pretrained import families, tensors
 
 LAYER = "attention.attention.query attention.attention.key attention.attention.value attention.output.dense"
 LAYER += " layernorm_before intermediate.dense output.dense layernorm_after"
+KERNEL, CLASS = "embeddings.patch_embeddings.projection.weight", "embeddings.cls_token"
+POSITIONS = "embeddings.position_embeddings"
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
     """Return the settings with the sizes of an image and of its patches."""
     (Y, X), (patch, width) = _read_sides(config, "image_size", 224), _read_sides(config, "patch_size", 16)
     families.require(patch == width, "patch_size", [patch, width], "square patches")
-    settings |= {"N": (Y // patch) * (X // patch) + 1, "P": patch * patch * settings["Z"]}
-    settings |= {"Y": patch, "X": patch, "image": (Y, X), "patch": patch}
-    return settings | {"pooler_act": str(config.get("pooler_act") or "tanh")}
+    pooler_act = str(config.get("pooler_act") or "tanh")
+    return settings | {"image": (Y, X), "Y": Y, "X": X, "patch": patch, "pooler_act": pooler_act}
 
 
 def _read_sides(config: families.HfConfig, name: str, default: int) -> tuple[int, int]:
@@ -27,34 +30,35 @@ def _read_sides(config: families.HfConfig, name: str, default: int) -> tuple[int
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
     """Return the fields of config.json that are not in the family's table."""
     Y, X = settings["image"]
-    return families.write_labels(settings) | {
-        "architectures": [family.architecture + ("ForImageClassification" if settings["head"] else "Model")],
-        "pooler_act": settings.get("pooler_act", "tanh"),
-        "image_size": Y if Y == X else [Y, X],
-        "patch_size": settings["patch"],
-    }
+    sides = {"image_size": Y if Y == X else [Y, X], "patch_size": settings["patch"]}
+    return {"pooler_act": settings.get("pooler_act", "tanh")} | sides
 
 
-def lines(settings: families.Settings, family: families.Family) -> list[tensors.Line]:
-    """Return the rules of all tensors."""
-    rules = tensors.pair("embeddings.patch_embeddings.projection", "D Z Y X; D", "embed/W_DP", "b_D")
-    rules += [tensors.Line("embeddings.cls_token", "1 1 D", ("class/c_D",))]
-    rules += [tensors.Line("embeddings.position_embeddings", "1 N D", ("position/P_ND",))]
-    rules += families.layers("encoder.layer.{m}.", LAYER, biases=families.STAGES[0 if settings["query_bias"] else 2 :])
-    rules += tensors.pair("layernorm", "D; D", "norm/gain_D", "shift_D")
-    return rules + (tensors.pair("classifier", "C D; C", "head/G_CD", "b_C") if settings["head"] else [])
+def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
+    """Return the tensors with the axes of ours: a matrix of patches, and no batch axis. Missing biases are zero."""
+    zeros = {} if settings["query_bias"] else dict.fromkeys(_list_biases(settings), np.zeros(settings["D"], np.float32))
+    families.require(zeros.keys().isdisjoint(arrays), "qkv_bias", False, "true for a file with these biases")
+    kernel = arrays[KERNEL].transpose(0, 2, 3, 1).reshape(len(arrays[KERNEL]), -1)
+    return {**arrays, **zeros, KERNEL: kernel, CLASS: arrays[CLASS][0, 0], POSITIONS: arrays[POSITIONS][0]}
 
 
-def head(settings: families.Settings, arrays: tensors.Arrays, family: families.Family) -> families.Settings:
-    """Return the head that the file holds ("" or "image"), with its number of classes."""
-    weight = arrays.get("classifier.weight")
-    return {"head": ""} if weight is None else {"head": "image", "C": len(weight)}
+def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
+    """Return the tensors as published files have them: the inverse of `clean`."""
+    unused = () if settings["query_bias"] else _list_biases(settings)
+    patch = settings["patch"]
+    kernel = arrays[KERNEL].reshape(-1, patch, patch, settings["Z"]).transpose(0, 3, 1, 2)
+    arrays = {name: x for name, x in arrays.items() if name not in unused}
+    return {**arrays, KERNEL: kernel, CLASS: arrays[CLASS][None, None], POSITIONS: arrays[POSITIONS][None]}
+
+
+def _list_biases(settings: families.Settings) -> list[str]:
+    """Return the names of the biases of queries, keys and values, which a ViT may lack. Ours has zeros then."""
+    return [f"encoder.layer.{m}.{name}.bias" for m in range(settings["M"]) for name in LAYER.split()[:3]]
 
 
 FAMILY = families.Family(
     architecture="ViT",
-    outputs={"image": "class_token"},
-    sizes=families.sizes(M=12, D=768, H=12, F=3072, Z=3),
+    sizes=families.name_sizes(M=12, D=768, H=12, F=3072, Z=3),
     choices={"mlp": ("hidden_act", families.ACTIVATIONS), "query_bias": ("qkv_bias", families.TRUE)},
     epsilon=("layer_norm_eps", 1e-12),
     read=read,
@@ -62,7 +66,14 @@ FAMILY = families.Family(
     ids=(),
     prefix="vit.",
     unprefixed=("classifier.",),
-    lines=lines,
-    head=head,
-    aside={"pooler.": f"{families.UNUSED}: ViT's classifier reads the class token itself"},
+    table={
+        CLASS: "class/c",
+        POSITIONS: "position/P",
+        "embeddings.patch_embeddings.projection.*": "embed/W b",
+        **families.name_layer("encoder.layer.{m}.", LAYER),
+        "layernorm.*": "norm/gain shift",
+    },
+    heads={"image": families.Head("ForImageClassification", "class_token", {"classifier.*": "head/G b"})},
+    clean=clean,
+    restore=restore,
 )

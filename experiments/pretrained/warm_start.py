@@ -1,9 +1,10 @@
 """Warm start and fine-tuning: begin training with the parameters of a trained model (config.init_from)."""
 
+import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,13 +22,6 @@ FREE = ("dropout", "attention", "compute_dtype", "remat")
 # Parts that init_fresh may name even if the model lacks them. Then the config decides the `model` field of this name.
 POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # prefixes of paths
-# By experiment: entry in Trained.facts -> the config's field that must have the same value.
-FIELDS = {
-    "language": {"output": "text.head"},
-    "text_classification": {"output": "text.head"},
-    "vision": {"patch": "image.patch", "output": "image.head"},
-    "masked_image": {"patch": "image.patch"},
-}
 TEXTS = ("language", "text_classification")  # experiments that can use a model's tokenizer
 
 
@@ -42,18 +36,23 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
         return settings
     current = configs.flat(values)
     if saved := records.read_settings(folder) if folder else {}:
-        fields = {*FIELDS.get(experiment, {}).values(), "text.tokenizer"}
+        fields = {"text.head", "text.tokenizer", "image.patch", "image.head"}
         required = {key: value for key, value in saved.items() if key.startswith("model.") or key in fields}
     else:
         model, fresh = open_model.open(path), adapters.split_parts(values["init_fresh"])
         required = list_required(experiment, model, fresh)
-        if experiment == "text_classification" and (layer := model.extras.get("class_layer")):
+        if experiment == "text_classification" and (layer := model.facts.get("class_layer")):
             required = {"text.head": layer} | required  # that of transformers, also in a new head
-        tokenizer = trained.find_tokenizer(model) if experiment in TEXTS and "embed" not in fresh else None
+        tokenizer = pretrained_tokenizer.find(model.path) if experiment in TEXTS and "embed" not in fresh else None
         if tokenizer and records.read_object(tokenizer, {}).get("kind") != current["text.tokenizer"]:
             required["text.tokenizer"] = str(tokenizer.parent)
     chosen = settings.list_chosen()
-    settings = settings.replace({key: value for key, value in required.items() if key in current and key not in chosen})
+    adopted = {key: value for key, value in required.items() if key in current and key not in chosen}
+    for key, value in adopted.items() if not saved else ():
+        code = isinstance(value, str) and by_name.CODE.fullmatch(value)
+        refused = f'init_from: {path} has {key} = "{value}", code that would be executed. Set it too if you trust it'
+        errors.refuse((code, refused))
+    settings = settings.replace(adopted)
     after = configs.flat(settings.to_dict())
     if changes := [f"{key} = {after[key]}" for key in current if after[key] != current[key]]:
         print(f"settings of {path}: {', '.join(changes)}", flush=True)
@@ -61,18 +60,16 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that the model requires of an experiment.
+    """Return the settings that the model requires of an experiment, except those of a fresh head or fresh positions.
 
-    fresh: the parts in init_fresh. A fresh position, relative_position or head removes the requirement on its setting;
-    other parts, such as mlp or embed, remove none.
+    fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     new_head = "head" in fresh or ("C" in model.facts) != (experiment == "text_classification")
-    for fact, field in FIELDS.get(experiment, {}).items():
-        if fact in model.facts and not (fact == "output" and new_head):
-            required[field] = model.facts[fact]
-    return required
+    facts = {"patch"} if new_head else {"patch", "output"}
+    fields = {fact: field for fact, field in open_model.FACTS.get(experiment, {}).items() if fact in facts}
+    return required | {field: model.facts[fact] for fact, field in fields.items() if fact in model.facts}
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
@@ -87,8 +84,7 @@ def load(
 ) -> dict[str, np.ndarray]:
     """Return the initial parameters by path, and print their table. {} if the run is resumed or has no init_from.
 
-    Learned positions are resized to the number that the config needs. files: the run's tokenizer and data, by name.
-    Raises UserError if fields, tensors or the tokenizer differ, or if parameters are not finite.
+    files: the run's tokenizer and data, by name. Raises UserError if settings, tensors or the tokenizer do not fit.
     """
     path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
     errors.refuse((fresh and not path, f"init_fresh = {settings.init_fresh} needs init_from, the path of a model."))
@@ -96,40 +92,36 @@ def load(
         return {}
     model = open_model.open(path)
     expected = shapes.flat({k: node for k, node in jax.eval_shape(init, jax.random.key(0)).items() if k != lora.NODE})
-    theirs = shapes.flat(model.params)
+    pooler = _find_pooler(settings, model, expected)
+    theirs = shapes.flat(model.params) | pooler
     for part in fresh:
-        if part not in POSITIONS and not freeze.find_frozen(expected | theirs, list_patterns([part])):
+        if part not in POSITIONS and not _select(expected | theirs, [part]):
             names = sorted({path.split("/")[0] for path in expected})
             by_name.choose("part of this model in init_fresh:", part, dict.fromkeys(names, ""))
-    pooler = _find_pooler(settings, model, expected)
-    patterns = list_patterns(fresh, kept=["head/pooler"] * bool(pooler))
-    ours, start = (
-        {path: x for path, x in tree.items() if path not in freeze.find_frozen(tree, patterns)}
-        for tree in (expected, theirs | pooler)
-    )
+    left_out = _select(expected | theirs, fresh, "!head/pooler" if pooler else "")
+    ours, start = ({path: x for path, x in tree.items() if path not in left_out} for tree in (expected, theirs))
     if model.table:
         log.say(model.table, "\n")
     start = _order_classes(model, _resize_positions(settings.to_dict(), model, start, ours), files)
     reasons = "; ".join(_list_differences(settings, model, fresh, start, ours, files))
     errors.refuse((reasons, f"init_from: {model.path} is not the model of this config: {reasons}"))
     trained.check_finite(model.path, start)
-    new, unused = (
-        ", ".join(part for part in fresh if bool(freeze.find_frozen(expected, list_patterns([part]))) == is_new)
-        for is_new in (True, False)
-    )
-    new += " (except head/pooler, the pooler of the model)" * ("head" in fresh and not pooler.keys().isdisjoint(start))
+    notes = {"head": "head (except head/pooler, the pooler of the model)"} if pooler.keys() & start.keys() else {}
+    is_new = {part: bool(_select(expected, [part])) for part in fresh}
+    new = ", ".join(notes.get(part, part) for part in fresh if is_new[part])
+    unused = ", ".join(part for part in fresh if not is_new[part])
     sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
     print(sentence + f", new: {new}" * bool(new) + f", unused: {unused}" * bool(unused), flush=True)
     return start
 
 
-def list_patterns(fresh: Sequence[str], kept: Sequence[str] = ()) -> list[str]:
-    """Return the patterns (freeze.select_trained) of the parameters that are left out or start anew.
+def _select(tree: Mapping[str, Any], fresh: Iterable[str], exception: str = "") -> set[str]:
+    """Return the paths of the parameters in these parts of the model or of its blocks.
 
-    fresh: parts of a model or of its blocks. kept: parts of the head that init_fresh = head leaves as they are.
+    exception: a pattern (freeze.select_trained) of parameters of the head that "head" leaves as they are, or "".
     """
-    patterns = ["head", *(f"!{part}" for part in kept)] if "head" in fresh else []
-    return patterns + [name for part in fresh if part != "head" for name in (part, f"blocks/{part}")]
+    patterns = [(part, f"blocks/{part}", exception * (part == "head")) for part in sorted(fresh)]
+    return freeze.find_frozen(tree, [*itertools.chain(*patterns)])
 
 
 def _find_pooler(
@@ -137,12 +129,11 @@ def _find_pooler(
 ) -> dict[str, np.ndarray]:
     """Return BERT's pooler, with which the run's head begins, by path, as in transformers; {} if none.
 
-    It belongs to the encoder, so that init_fresh = head keeps it, but init_fresh = "head,head/pooler" does not. Print a
-    line if a classifier of texts has another layer.
+    It belongs to the encoder: init_fresh = head keeps it. Print a line if a classifier of texts has another layer.
     """
-    pooler, layer = model.extras.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
-    if pooler and settings.experiment == "text_classification" and layer != model.extras["class_layer"]:
-        needed = f"it needs text.head = {model.extras['class_layer']}, and text.head = {layer}"
+    pooler, layer = model.facts.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
+    if pooler and settings.experiment == "text_classification" and layer != model.facts["class_layer"]:
+        needed = f"it needs text.head = {model.facts['class_layer']}, and text.head = {layer}"
         print(f"the pooler of {model.path} is not used: {needed}", flush=True)
         return {}
     return {path: x for path, x in pooler.items() if path in expected}
@@ -150,7 +141,7 @@ def _find_pooler(
 
 def _order_classes(model: trained.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
     """Return the parameters with the head's rows in the order of the data. Raises UserError if class names differ."""
-    theirs = model.extras.get("class_names", []) if "head/G_CD" in start else []
+    theirs = model.facts.get("class_names", []) if "head/G_CD" in start else []
     ours = json.loads(files.get(runs.DATA, b"{}")).get("classes")
     if not ours or theirs == [f"LABEL_{i}" for i in range(len(theirs))]:  # the model has no class names
         return start
@@ -175,20 +166,15 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 def _resize_positions(
     config: Mapping[str, Any], model: trained.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
-    """Return the parameters `start` with learned positions resized to the number in `ours`.
-
-    The positions are unchanged if the sizes of patches differ or the patches do not form a square grid.
-    """
+    """Return the parameters `start` with learned positions resized to the number in `ours`, if this is possible."""
     old, new = _count_rows(start), _count_rows(ours)
-    patches = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
-    sides = model.facts.get("patch"), config.get("image", {}).get("patch")
-    other_patches = PATCHES in ours and (patches[0] != patches[1] or sides[0] != sides[1])
+    pixels = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
+    other_patches = pixels[0] != pixels[1] or model.facts.get("patch") != config.get("image", {}).get("patch")
     if old == new or 0 in (old, new) or other_patches:
         return start
     rule = "grid" if model.kind in trained.IMAGES else "cut" if new <= old else "linear"
     path = next(path for path in start if path.startswith(TABLE))
-    table = resize(start[path], new, rule)
-    if table is None:
+    if (table := resize(start[path], new, rule)) is None:
         return start
     print(f"the {old} learned positions are resized to {new} by the rule {rule}")
     return start | {path: table}
@@ -199,17 +185,16 @@ def _list_differences(
 ) -> list[str]:
     """List the fields of the config to change, and the tensors that do not fit, as phrases for an error."""
     current, is_text = configs.flat(settings.to_dict()), settings.experiment in TEXTS
-    required, tokenizer = list_required(settings.experiment, model, fresh), trained.find_tokenizer(model)
+    required, tokenizer = list_required(settings.experiment, model, fresh), pretrained_tokenizer.find(model.path)
     changes = {field: value for field, value in required.items() if current.get(field) != value}
     reasons = [f"set {field} = {value!r} (it is {current.get(field)!r})" for field, value in changes.items()]
-    W, our_W = _count_rows(theirs, WORDS), _count_rows(ours, WORDS)
-    N, our_N = _count_rows(theirs), _count_rows(ours)
+    (W, our_W), (N, our_N) = ([_count_rows(tree, table) for tree in (theirs, ours)] for table in (WORDS, TABLE))
     other_size = is_text and 0 not in (W, our_W) and W != our_W
     if other_size or any("W" in shapes.letters(path) for path in ours) and _tokenizers_differ(files, tokenizer):
         remedy = f" (set text.tokenizer = {tokenizer.parent})" if tokenizer and is_text else ""
         reasons.append(f"its tokenizer has {W} tokens and differs from the run's, which has {our_W}{remedy}")
     if PATCHES in ours and N != our_N and 0 not in (N, our_N):
-        image = model.extras.get("image") or records.read_data(model.path).get("image")
+        image = model.facts.get("image") or records.read_data(model.path).get("image")
         reasons.append(f"its images of {image} pixels make {N} tokens, and the run's make {our_N}")
     if faults := tensors.differences(theirs, ours):
         head = all(fault.startswith("head/") for fault in faults)
@@ -220,11 +205,7 @@ def _list_differences(
 
 
 def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | None) -> bool:
-    """Return True if the model's tokenizer differs from the run's, False if the run or the model has none.
-
-    Settings for padding and truncation may differ.
-    """
-
+    """Return True if the run and the model have tokenizers that differ, except in padding and truncation."""
     if not tokenizer or "tokenizer.json" not in files:
         return False
     contents = files["tokenizer.json"], pretrained_tokenizer.read_files(tokenizer)["tokenizer.json"]
@@ -234,33 +215,26 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
-    """Return the table of learned positions, resized to N rows.
+    """Return the table of learned positions, resized to N rows; None if the rule is grid, and one table is no grid.
 
-    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid
-    of patches in reading order is interpolated bilinearly between the centres of patches. A class token before the
-    patches does not change. Return None unless both tables are such grids, both with a class token or both without.
+    rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid of
+    patches in reading order is interpolated bilinearly between their centres; a class token before it does not change.
     """
-    old = P_ND.shape[0]
+    old, D = P_ND.shape
     if rule == "cut":
         return P_ND[:N]
     if rule == "linear":
-        return _interpolate(np.linspace(0, old - 1, N), old).astype(P_ND.dtype) @ P_ND
+        place_N = np.linspace(0, old - 1, N)
+        return np.stack([np.interp(place_N, np.arange(old), P_N) for P_N in P_ND.T], axis=1).astype(P_ND.dtype)
     (old_classes, old_side), (classes, side) = _class_tokens_and_side(old), _class_tokens_and_side(N)
     if old_classes != classes or 0 in (old_side, side):
         return None
-    rows = _interpolate((np.arange(side) + 0.5) * old_side / side - 0.5, old_side)
-    grid = np.kron(rows, rows).astype(P_ND.dtype)
-    return np.concatenate([P_ND[:classes], grid @ P_ND[classes:]])
-
-
-def _interpolate(position: np.ndarray, old: int) -> np.ndarray:
-    """Return the matrix that interpolates `old` rows linearly at these positions, clipped to 0 ... old - 1."""
-    return np.maximum(0, 1 - np.abs(np.clip(position, 0, old - 1)[:, None] - np.arange(old)))
+    grid = P_ND[classes:].reshape(old_side, old_side, D)
+    grid = np.asarray(jax.image.resize(grid, (side, side, D), "linear", antialias=False))
+    return np.concatenate([P_ND[:classes], grid.reshape(-1, D)])
 
 
 def _class_tokens_and_side(N: int) -> tuple[int, int]:
     """Return (0 or 1 class tokens, side of the square grid), with side 0 if there is no such grid."""
-    for classes in (0, 1):
-        if N > classes and math.isqrt(N - classes) ** 2 == N - classes:
-            return classes, math.isqrt(N - classes)
-    return 0, 0
+    grids = ((classes, math.isqrt(N - classes)) for classes in (0, 1))
+    return next((grid for grid in grids if grid[0] + grid[1] ** 2 == N), (0, 0))

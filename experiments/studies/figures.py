@@ -22,6 +22,7 @@ MOST = 6  # layers drawn, evenly spread
 THIN = 0.5  # width of a seed's line, in points
 BANDS = "Thick lines are means over seeds, thin lines the seeds; bands reach from the smallest to the largest seed."
 ALSO = (".svg", ".pdf")  # formats in addition to PNG
+LAWS = "compute"  # Figure.kind of the first family of scaling laws, before the number of the others
 
 
 class Figure(NamedTuple):
@@ -34,6 +35,7 @@ class Figure(NamedTuple):
 
 
 Curve = tuple[np.ndarray, np.ndarray]  # x_I and value_RI, with a row for each of R seeds
+Conditions, AllRuns = Sequence[statistics.Condition], Sequence[study_runs.Run]
 Runs = Mapping[str, list[study_runs.Run]]  # arm -> its runs, without arms that have none
 Styles = Mapping[str, styles.Style]  # arm -> style
 Drawing = tuple[figure.Figure, str, Iterable[str]] | None  # figure, caption, drawn arms; None without numbers
@@ -49,13 +51,9 @@ class Panel(NamedTuple):
 
 
 def draw(
-    folder: pathlib.Path,
-    study: studies.Study,
-    conditions: Sequence[statistics.Condition],
-    runs: Sequence[study_runs.Run],
-    laws: Mapping[str, scaling.Family],
+    folder: pathlib.Path, study: studies.Study, conditions: Conditions, runs: AllRuns, laws: Sequence[scaling.Family]
 ) -> list[Figure]:
-    """Write the figures of each condition and family into folder/figures. laws: Figure.kind -> family."""
+    """Write the figures of each condition and of each family of scaling laws into folder/figures."""
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.choose_styles(study)
     for condition in conditions:
@@ -66,9 +64,9 @@ def draw(
                 drawing, caption = figure_and_caption
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 written.append(write(folder, drawing, kind, condition.name, caption))
-    for kind, family in laws.items():
+    for i, family in enumerate(laws):
         drawing, caption = draw_laws(family, style)
-        written.append(write(folder, drawing, kind, "", caption))
+        written.append(write(folder, drawing, f"{LAWS}{i or ''}", "", caption))
     return written
 
 
@@ -133,15 +131,13 @@ def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> di
 
 def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw three panels over steps: training loss, held-out metric, its paired difference to the reference."""
-    metric, less = condition.metric, condition.better == "less"
+    metric, paired = condition.metric, paired_curves(condition, runs)
     if not any(run.rows for arm_runs in runs.values() for run in arm_runs):
         return None
-    paired, smoothed = paired_curves(condition, runs), smooth(stack(runs, lambda run: run.curve("train/loss")))
-    panels = [
-        Panel("training loss", "step", smoothed, falls=True),
-        Panel(f"{metric}, held out", "step", stack(runs, lambda run: run.curve(metric)), falls=less),
-        Panel(f"{metric}, minus the reference's", "step", paired),
-    ]
+    loss = Panel("training loss", "step", smooth(stack(runs, lambda run: run.curve("train/loss"))), falls=True)
+    curves = stack(runs, lambda run: run.curve(metric))
+    held_out = Panel(f"{metric}, held out", "step", curves, falls=condition.better == "less")
+    panels = [loss, held_out, Panel(f"{metric}, minus the reference's", "step", paired)]
     drawing, grid, arms = draw_panels([panels], style, width=4.4, height=3.8)
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
@@ -205,10 +201,7 @@ def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Dr
 
 
 def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw for each arm the differences to the reference, their mean, and the simultaneous interval.
-
-    The circles of an unpaired arm are its runs minus the mean of the reference.
-    """
+    """Draw each arm's differences to the reference (if unpaired: to its mean), their mean, and the interval."""
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None
@@ -261,12 +254,7 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     return drawing, caption, arms
 
 
-KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
-    "course": draw_course,
-    "cost": draw_costs,
-    "differences": draw_differences,
-    "symmetry": draw_symmetry,
-}
+KINDS = {"course": draw_course, "cost": draw_costs, "differences": draw_differences, "symmetry": draw_symmetry}
 
 
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:

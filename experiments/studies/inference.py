@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 from scipy import optimize, stats
 
-LIBRARY = {"scipy": scipy.__version__}  # the source of the distributions
 LEVEL = 0.95  # confidence level of all intervals of a family together
 POWER = 0.8  # the probability of showing a difference that exists
 FEWEST = 3  # pairs; with fewer there is no interval and no verdict
@@ -24,10 +22,7 @@ SHARE = 0.1  # of the largest absolute value: a smaller gap, as between accuraci
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate k / n with the 95 % interval of the probability (Clopper and Pearson 1934).
-
-    The interval is not corrected for multiple comparisons.
-    """
+    """A rate k / n with the uncorrected 95 % interval of its probability (Clopper and Pearson 1934)."""
 
     k: int
     n: int
@@ -58,10 +53,9 @@ def holm(p: Sequence[float], m: int) -> list[float]:
     Corrected values never decrease as p grows, and are at most 1. If p has fewer than m values, the missing ones count
     as the largest.
     """
-    corrected, least = [1.0] * len(p), 0.0
-    for i, place in enumerate(np.argsort(p, kind="stable")):
-        corrected[place] = least = max(least, min(1.0, (m - i) * p[place]))
-    return corrected
+    corrected, order = np.array(p), np.argsort(p, kind="stable")
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate((m - np.arange(len(p))) * corrected[order]))
+    return corrected.tolist()
 
 
 def power(effect: float, n: int, m: float) -> float:

@@ -46,10 +46,11 @@ def read(folder: pathlib.Path, also: Iterable[pathlib.Path] = ()) -> Past:
 
     also: other folders of the study. The last verdict of each is left out: it covers only a part of the study.
     """
-    compared, seeds, verdicts, rows = {}, (), {}, _rows(folder)
-    for part in map(_rows, also):
-        last = [row for row in part if "verdict" in row][-1:]
-        rows = [row for row in part if row not in last] + rows
+    compared, seeds, verdicts, rows = {}, (), {}, []
+    for part in (folder, *also):
+        new = [*records.read_rows(part / FILE, FORM)]
+        last = [row for row in new if "verdict" in row][-1:] if part != folder else []
+        rows = [row for row in new if row not in last] + rows
     for row in rows:
         if "planned" in row:
             compared |= _comparisons(row["planned"])
@@ -58,9 +59,7 @@ def read(folder: pathlib.Path, also: Iterable[pathlib.Path] = ()) -> Past:
             judged, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
             before, before_share = verdicts.get(seeds, (judged, 0.0))
             verdicts[seeds] = judged, max(share, before_share) if before == judged else share
-    looks: dict[frozenset[int], float] = {}
-    for judged, share in verdicts.values():
-        looks[judged] = max(share, looks.get(judged, 0.0))
+    looks = dict(sorted(verdicts.values(), key=lambda verdict: verdict[1]))  # the largest share of the same seeds
     return Past(compared, looks)
 
 
@@ -75,7 +74,7 @@ def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
 
 
 def _plan(study: studies.Study) -> dict[str, Any]:
-    conditions = {condition.name: study.metric[condition.name] for condition in study.conditions}
+    conditions = {condition.name: condition.metric for condition in study.conditions}
     arms = [arm.name for arm in study.arms]
     return {"conditions": conditions, "arms": arms, "reference": study.reference, "seeds": study.seeds}
 
@@ -90,13 +89,9 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
     }
 
 
-def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    return [*records.read_rows(folder / FILE, FORM)]
-
-
 def _log(folder: pathlib.Path, kind: str, entry: dict[str, Any]) -> None:
     """Add a line unless the last one of its kind is the same."""
-    rows = _rows(folder)
+    rows = [*records.read_rows(folder / FILE, FORM)]
     if [row[kind] for row in rows if kind in row][-1:] != [entry]:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         lines = [json.dumps(row) + "\n" for row in [*rows, {"when": when, kind: entry}]]

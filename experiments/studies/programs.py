@@ -16,17 +16,7 @@ from jax.sharding import Mesh
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.devices import compilation, distributed, mesh as meshes
 from experiments.dry_run import topology as topologies
-from experiments.engine import (
-    batches,
-    causality,
-    loop,
-    optim,
-    run as runs,
-    run_plan,
-    signals,
-    summary as summaries,
-    train_step,
-)
+from experiments.engine import batches, causality, loop, optim, run as runs, run_plan, summary as summaries, train_step
 from experiments.folder import checkpoint
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import runs as study_runs, study as studies, vmapped_runs
@@ -39,7 +29,7 @@ class Session(NamedTuple):
 
     study: studies.Study
     devices: Mesh
-    requests: signals.Requests
+    requests: Any  # signals.Requests
     measure: bool  # log the symmetry of scores
     keep_weights: bool
     printed: set[str]  # lines about the data that were printed already
@@ -89,19 +79,14 @@ def check(program: studies.Program, session: Session) -> Checked:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):
             work, plan = _check_run(program, run, session)
     task, params = work.task, jax.eval_shape(work.task.init, jax.random.key(0))
-    return Checked(
-        program=program,
-        lines=work.lines,
-        steps=plan.steps,
-        params=shapes.total(params),
-        flops=compilation.flops(task.loss, params, task.train[0]),
-        data=work.data,
-    )
+    flops = compilation.flops(task.loss, params, task.train[0])
+    return Checked(program, work.lines, plan.steps, shapes.total(params), flops, work.data)
 
 
 def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[runs.Work, run_plan.Plan]:
     """Prepare a run. Raises UserError if settings are invalid, or if the run does not measure the study's metric."""
-    settings, metric, t = run.settings, session.study.metric[run.condition], run.settings.train
+    settings, t = run.settings, run.settings.train
+    metric = next(entry.metric for entry in session.study.conditions if entry.name == run.condition)
     work = prepare_work(program, settings, session.devices)
     warm_start.load(settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(settings, work.task, session.devices)
@@ -126,16 +111,15 @@ def prepare_work(program: studies.Program, settings: configs.Settings, devices: 
     work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
-    if work.task.tuning is None:
-        raise errors.UserError(
-            f'study.tune: the experiment "{settings.experiment}" has no tuning split of its data. '
-            "Build its task with splits.make_splits, or leave study.tune out."
-        )
+    missing = f'study.tune: the experiment "{settings.experiment}" has no tuning split of its data. '
+    rule = "Build its task with splits.make_splits, or leave study.tune out."
+    errors.refuse((work.task.tuning is None, missing + rule))
     return work._replace(task=work.task._replace(**work.task.tuning(), baseline=None))
 
 
-def prepare(program: studies.Program, devices: Mesh) -> Ready:
-    """Load the data of every seed of a checked program, and prepare its training."""
+def prepare(job: Checked, devices: Mesh) -> Ready:
+    """Load the data of every seed of a program, and prepare its training."""
+    program = job.program
     first, settings = program.runs[0], {run.seed: run.settings for run in program.runs}
     works = {seed: prepare_work(program, settings[seed], devices) for seed in settings}
     work = works[first.seed]
@@ -143,8 +127,7 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = run_plan.make_plan(first.settings, work.task, devices)
     optimiser = functools.partial(optim.make_optimiser, first.settings, plan.task.frozen)
-    flops = compilation.flops(plan.task.loss, jax.eval_shape(plan.task.init, jax.random.key(0)), plan.task.train[0])
-    batched = vmapped_runs.side_by_side(devices, 3 * flops)
+    batched = vmapped_runs.side_by_side(devices, 3 * job.flops)
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
     numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
@@ -154,12 +137,9 @@ def prepare(program: studies.Program, devices: Mesh) -> Ready:
 
 
 def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
-    """Train or resume the runs of the program, and write the results of each run into its folder.
-
-    sources: name -> SHA-256 of the user's files. If a signal was received, save a checkpoint and raise Interrupted.
-    """
+    """Train or resume the runs, and write their results. sources: SHA-256 by name. Raises Interrupted for a signal."""
     program, saved = job.program, disk.folder(folder, "checkpoints") / job.program.folder
-    ready = prepare(program, session.devices)
+    ready = prepare(job, session.devices)
     session.requests.raise_if_requested()
     began, task = time.perf_counter(), ready.plan.task
     with contextlib.ExitStack() as stack:
@@ -197,13 +177,12 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
 
 def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[study_runs.Sketch]]:
     """Return the first step, the state of all runs at it, and a sketch of every run's initial parameters."""
-    state = ready.initial()
+    start, state = 0, ready.initial()
     state = state.replace(params=distributed.put_into(state.params, ready.work.params))
     sketches = study_runs.sketches(state.params)
-    if not saves.measured:
-        return 0, state, sketches
-    del state  # two states may not fit into memory
-    start, state = saves.resume(ready.initial(abstract=True))
+    if saves.measured:
+        del state  # two states may not fit into memory
+        start, state = saves.resume(ready.initial(abstract=True))
     return start, state, sketches
 
 
@@ -263,8 +242,11 @@ def _write_results(
         training.saver.stop_if_requested(session.requests.agree())
         place, row = folder / run.name, take_row(state, r)
         last_step = int(row.step)
-        if session.keep_weights:
-            _keep_weights(place, ready.work.files, row, job.steps)
+        if session.keep_weights:  # so that tools can open the run's folder as that of a single run
+            for name, content in ready.work.files.items():
+                disk.write(place / name, content)
+            with contextlib.closing(checkpoint.Checkpoints(place / "checkpoints", keep=1)) as saves:
+                saves.save(job.steps, row)
         summary = {
             "condition": run.condition,
             "arm": run.arm,
@@ -278,17 +260,9 @@ def _write_results(
         disk.write_json(place / "summary.json", summary | common)  # last: it marks the run as finished
 
 
-def _keep_weights(folder: pathlib.Path, files: Mapping[str, bytes], row: train_step.State, steps: int) -> None:
-    """Write the last checkpoint and the files of a run, so that tools can open its folder as a single run."""
-    for name, content in files.items():
-        disk.write(folder / name, content)
-    with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=1)) as saves:
-        saves.save(steps, row)
-
-
 def requests(job: Checked, devices: Mesh) -> Iterator[topologies.Request]:
     """Yield the step and the evaluation of a program as requests for `topologies.compile_programs`."""
-    ready, rows, name = prepare(job.program, devices), len(job.program.rows), job.program.name
+    ready, rows, name = prepare(job, devices), len(job.program.rows), job.program.name
     state, alive = ready.initial(abstract=True), train_step.abstract_alive(devices, rows)
     held_out = meshes.abstract_batch(devices, ready.plan.task.evaluation[0])
     arguments = state, ready.batch, alive, ready.numbers

@@ -41,8 +41,7 @@ class Progress(log.Line):
     def advance(self, step: int, loss: float | None) -> None:
         """Show that `step` steps of the current program are done. loss: the mean over rows; None: not fetched."""
         done, self._step = self._job.step_flops * (step - self._step), step
-        if loss is not None:
-            self._loss = f", loss {loss:.4f}"
+        self._loss = self._loss if loss is None else f", loss {loss:.4f}"
         text = f"{self._left(0, done)}{self._loss}"
         self._show(f"{self._title}, step {step:,}/{self._job.steps:,}", text, done=done, prints=loss is not None)
 

@@ -4,10 +4,8 @@ The templates *.j2 are next to this module. They escape every value, because set
 """
 
 import base64
-import csv
 import dataclasses
 import functools
-import io
 import itertools
 import json
 import pathlib
@@ -20,13 +18,13 @@ from typing import Any, NamedTuple
 import jinja2
 import markupsafe
 import ml_collections
+import scipy
 
 from experiments.config import disk, errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.folder import log, records, workdir as workdirs
 from experiments.studies import (
     figures as study_figures,
-    inference,
     plan,
     runs as study_runs,
     scaling,
@@ -42,14 +40,6 @@ SECTIONS = {"Training": ["course", "cost"], "Differences": ["differences"], "Sym
 SECTIONS |= {"Tuning": [tuning.FOLDER]}
 
 MAY_DIFFER = re.compile(r"mesh\..*|log|study\.(arms|conditions|seeds)")  # settings, between the parts of a study
-
-
-class Laws(NamedTuple):
-    """A section of the report about the scaling laws of a family."""
-
-    heading: str
-    kind: str  # Figure.kind of its figure
-    family: scaling.Family
 
 
 class Block(NamedTuple):
@@ -68,7 +58,7 @@ class Analysis(NamedTuple):
     runs: list[study_runs.Run]
     conditions: list[statistics.Condition]
     past: plan.Past
-    laws: list[Laws]
+    laws: list[scaling.Family]
 
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
@@ -82,10 +72,7 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
 
 
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
-    """Return the settings of the study whose parts are in these folders: with all arms, conditions and seeds.
-
-    Raises UserError if a fact of `list_facts` is not the same in two folders.
-    """
+    """Return the settings of the whole study in these folders. Raises UserError if a fact of `list_facts` differs."""
     settings = [load_settings(folder) for folder in folders]
     if len(settings) == 1:
         return settings[0]
@@ -95,7 +82,7 @@ def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
         if first_value != value:
             raise errors.UserError(f"{first} and {place} differ in {fact}. Name only parts of one study.")
     arms = {arm.name: [*arm] for part in parts for arm in part.arms[:-1]}
-    conditions = {condition.name: [*condition] for part in parts for condition in part.conditions}
+    conditions = {condition.name: [*condition[:2]] for part in parts for condition in part.conditions}
     changes = {"study.arms": [*arms.values(), [*parts[0].arms[-1]]], "study.conditions": [*conditions.values()]}
     changes["study.seeds"] = [*dict.fromkeys(seed for part in parts for seed in part.seeds)]
     return settings[0].replace(changes)
@@ -121,63 +108,54 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
     finished, past = study_runs.load(folder, study), plan.read(folder, study.also)
     conditions = statistics.analyse(study, finished, past)
-    return Analysis(finished, conditions, past, analyse_laws(conditions))
+    return Analysis(finished, conditions, past, scaling.families(conditions))
 
 
-def analyse_laws(conditions: list[statistics.Condition]) -> list[Laws]:
-    """Return a section for each family of conditions."""
-    sections, families = [], scaling.families(conditions)
-    for i, family in enumerate(families):
-        names = f": {sentences.join_values(family.conditions)}" if len(families) > 1 else ""
-        sections.append(Laws(f"Loss against compute{names}", f"compute{i or ''}", family))
-    return sections
-
-
-def write_report(
-    folder: pathlib.Path, device: str | None = None, study: studies.Study | None = None
-) -> list[pathlib.Path]:
+def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any) -> list[pathlib.Path]:
     """Write the report of the study in this folder.
 
-    device: describes the devices of this process; None if it does not train. study: the study in the folder, which may
-    have another correction, and other folders (also); None: as configured.
+    device: describes the devices of this process; None if it does not train. changes: fields of the study, such as
+    other folders (also) or the correction.
     """
-    settings = combine([folder, *(study.also if study else ())])
-    session = {"config": settings.to_dict(), "versions": meshes.versions()}
-    session |= {"device": device, "commit": workdirs.read_commit()[0]}
-    return write(folder, study or studies.read(settings), session=session)
+    settings = combine([folder, *changes.get("also", ())])
+    study, session = studies.read(settings)._replace(**changes), {"config": settings.to_dict(), "device": device}
+    with workdirs.lock(folder, wait=workdirs.PATIENCE):
+        return write(folder, study, session=session)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
     """Write the report of the finished runs of a folder, and return its files. session: see `write_files`."""
     analysis = analyse(folder, study)
-    if seeds := statistics.judged_seeds(analysis.conditions):
+    arms = [arm for condition in analysis.conditions for arm in condition.compared]
+    judged = [arm for arm in arms if arm.difference.kind != statistics.FEW]
+    if seeds := {seed for arm in judged for seed in (*arm.difference.by_seed, *arm.diverged)}:
         plan.look(folder, study, seeds)
         analysis = analysis._replace(past=plan.read(folder, study.also))
     return write_files(folder, study, analysis, session=session)
 
 
-def write_files(
-    folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict[str, Any]
-) -> list[pathlib.Path]:
+def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict) -> list[pathlib.Path]:
     """Write the report of an analysis into the folder, and return its files; of each figure only the PNG.
 
-    session: the process that writes the report, {"config": the study's settings, "versions", "device", "commit"}. If
-    the numbers come from another program, "source" is a phrase about their file, and there is no config.
+    session: {"config": the study's settings, "device": of this process}, or {"source": a phrase about the file in which
+    another program has written the numbers}. This process adds its commit and versions.
     """
     tuned = tuning.read(folder, study)
+    session = {"versions": meshes.versions(), "commit": workdirs.read_commit()[0]} | session
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
-    laws = {section.kind: section.family for section in analysis.laws}
-    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, laws)
+    pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, analysis.laws)
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     blocks = list_blocks(analysis, numbers, pictures, tuning.table(tuned))
     content = {"title": title, "record": numbers, "blocks": blocks}
-    disk.write_json(folder / "report.json", numbers)
-    disk.write(folder / "runs.csv", format_runs(analysis.runs, study.metric.values()).encode())
-    files = [folder / "report.md", folder / "report.html"]
-    for file, escape in zip(files, (escape_markdown, clean_html), strict=True):
+    names = ("report.json", "report.md", "report.html", "runs.csv")
+    files = numbers_file, *pages, runs_file = [folder / name for name in names]
+    disk.write_json(numbers_file, numbers)
+    for file, escape in zip(pages, (escape_markdown, clean_html), strict=True):
         disk.write(file, _templates(escape).get_template(f"{file.name}.j2").render(content).encode())
-    return [folder / "report.json", *files, folder / "runs.csv", *(picture.file for picture in pictures)]
+    compared = [condition.metric for condition in study.conditions]
+    disk.write(runs_file, disk.as_csv(tabulate_every_run(analysis.runs, compared)))
+    return [*files, *(picture.file for picture in pictures)]
 
 
 def list_blocks(
@@ -185,20 +163,21 @@ def list_blocks(
 ) -> list[Block]:
     """Return the blocks of the report in their order. record: report.json. tuned: the table of the choices."""
     started, waiting = split_by_progress(analysis.conditions)
-    blocks = [Block("Verdict", texts=[record["verdict"]])]
+    blocks, several = [Block("Verdict", texts=[record["verdict"]])], len(started) > 1
     if overview := tables.tabulate_overview(started):
         blocks.append(Block("All conditions", table=overview))
     blocks += [Block(entry.name, 3, [sentences.describe_condition(entry)]) for entry in started]
     blocks.append(Block("Arms", texts=waiting))
     blocks += [Block(f"{x.name}: {x.metric}", 3, table=tables.tabulate_condition(x)) for x in started]
-    for section in analysis.laws:
-        drawn = [picture for picture in pictures if picture.kind == section.kind]
-        blocks.append(Block(section.heading, table=tables.tabulate_laws(section.family), figures=drawn))
+    for i, family in enumerate(analysis.laws):
+        names = f": {sentences.join_values(family.conditions)}" if len(analysis.laws) > 1 else ""
+        drawn = [picture for picture in pictures if picture.kind == f"{study_figures.LAWS}{i or ''}"]
+        blocks.append(Block(f"Loss against compute{names}", table=tables.tabulate_laws(family), figures=drawn))
     for heading, kinds in SECTIONS.items():
         table, drawn = tuned if heading == "Tuning" else None, [x for x in pictures if x.kind in kinds]
         if drawn or table:
-            blocks.append(Block(heading, table=table, figures=() if len(started) > 1 else drawn))
-        if len(started) > 1:
+            blocks.append(Block(heading, table=table, figures=() if several else drawn))
+        if several:
             groups = itertools.groupby(drawn, lambda picture: picture.condition)
             blocks += [Block(name, 3, figures=[*group]) for name, group in groups]
     return [*blocks, Block("What was run", table=tables.tabulate_runs(record))]
@@ -212,27 +191,22 @@ def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[stat
     return started, [f"{name}: none of its {missing[name]} runs is finished yet." for name in waiting]
 
 
-def format_runs(finished: list[study_runs.Run], compared: Iterable[str]) -> str:
-    """Return the text of runs.csv: a row for each run with its final metrics and costs. compared: study.metric."""
+def tabulate_every_run(finished: list[study_runs.Run], compared: Iterable[str]) -> list[list[Any]]:
+    """Return the rows of runs.csv: the names, and for each run its final metrics and costs. compared: study.metric."""
     metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
     metrics |= dict.fromkeys(compared)
-    names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, names, lineterminator="\n")
-    writer.writeheader()
+    rows = [["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]]
     for run in finished:
         seed = run.seed if run.seed >= 0 else None  # the run has none
-        row = run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")}
-        writer.writerow({name: disk.escape_cell(row.get(name)) for name in names})
-    return table.getvalue()
+        values = run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")}
+        rows.append([values.get(name) for name in rows[0]])
+    return rows
 
 
 def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
-    "conditions" have the fields of statistics.Condition and a "verdict"; their arms have those of statistics.Arm, and
-    differences also have "words". Each entry of "scaling" has the fields of scaling.Family. "looks": the number of sets
-    of seeds with a verdict. "what": the argument `session`.
+    "conditions", their "arms", and "scaling" have the fields of the dataclasses; "what" is the argument `session`.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:
@@ -253,10 +227,10 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "missing": missing,
         "diverged": diverged,
         "conditions": [_record_condition(condition) for condition in analysis.conditions],
-        "scaling": [dataclasses.asdict(section.family) for section in analysis.laws],
+        "scaling": [dataclasses.asdict(family) for family in analysis.laws],
         "ran": _record_runs(analysis.runs),
         "curves": curves,
-        "what": {**session, "versions": {**(session.get("versions") or {}), **inference.LIBRARY}},
+        "what": session | {"versions": session["versions"] | {"scipy": scipy.__version__}},
     }
     return disk.finite(report)
 
@@ -325,12 +299,7 @@ def escape_markdown(text: str) -> markupsafe.Markup:
     return markupsafe.Markup(escaped.translate(log.CONTROL))
 
 
-def format_text(folder: pathlib.Path, study: studies.Study) -> str:
-    """Return the tables and verdicts of the finished runs of a folder as text for a terminal."""
-    return format_analysis(study, analyse(folder, study))
-
-
-def format_analysis(study: studies.Study, analysis: Analysis) -> str:
+def format_text(study: studies.Study, analysis: Analysis) -> str:
     """Return the tables and verdicts of an analysis as text for a terminal."""
     started, waiting = split_by_progress(analysis.conditions)
     parts = [(x.name, tables.tabulate_condition(x), sentences.describe_condition(x)) for x in started]

@@ -10,15 +10,11 @@ from experiments.studies import programs, study as studies
 
 
 def open_runs(
-    folder: pathlib.Path,
-    every: list[studies.Program],
-    waiting: list[programs.Checked],
-    session: programs.Session,
+    folder: pathlib.Path, every: list[studies.Program], waiting: list[programs.Checked], session: programs.Session
 ) -> None:
-    """Make or reopen the folder of each run, and remove a summary.json of another number of steps.
+    """Make or reopen the folder of each run that no other process has locked. waiting: programs to be trained.
 
-    Each folder is locked briefly; folders that another process has locked are skipped. every: all programs. waiting:
-    those that are not trained yet. Raises UserError if a run, also a finished one, had other settings or other data.
+    Remove a summary.json of other steps. Raises UserError if a run, also a finished one, had other settings or data.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:
@@ -30,10 +26,8 @@ def open_runs(
     for run in runs:
         before = records.read_config(folder / run.name).get("data") or data[run.place]
         if before != data[run.place] and (run.name in started or is_finished(folder, run)):
-            raise errors.UserError(
-                f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets. "
-                "Restore the data, or choose another --workdir."
-            )
+            mixed = f"{folder / run.name} was trained on other data, so its arm {run.arm} would mix two data sets"
+            raise errors.UserError(f"{mixed}. Restore the data, or choose another --workdir.")
     for run in runs:
         with studies.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdirs.InUse):
             place = disk.folder(folder, run.name)
@@ -66,11 +60,8 @@ def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
-    """Remove the checkpoints of each program whose first run has the condition and arm of one of these finished runs.
-
-    The seed does not matter. Then remove the folder, if it is empty.
-    """
-    kinds = "|".join(re.escape(run.kind) for run in runs)
+    """Remove the checkpoints of programs whose first run has condition and arm of one of these finished runs."""
+    kinds = "|".join(re.escape("_".join(run.place)) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):
             disk.remove(entry)

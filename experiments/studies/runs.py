@@ -24,10 +24,7 @@ Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' (a weight and i
 
 
 def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
-    """Return the metric and which values are better, as the runs' summaries say of the user's metrics.
-
-    Without runs there are no values, and any direction will do.
-    """
+    """Return the metric and which values are better, as the runs' summaries say. Without runs, it does not matter."""
     if not runs:
         return checkpoint.Best(metric, "less")
     better = {name: direction for run in runs for name, direction in run.summary.get("better", {}).items()}
@@ -46,10 +43,7 @@ class Run(NamedTuple):
     folder: pathlib.Path = pathlib.Path()  # of its study
 
     def value(self, metric: str) -> float | None:
-        """Return the final value; None if the run diverged or the value is not finite.
-
-        Raises UserError if the run did not diverge and lacks the metric.
-        """
+        """Return the final value; None if the run diverged or it is not finite. Raises UserError if it is missing."""
         if self.summary.get("diverged_at") is not None:
             return None
         if metric not in self.summary:
@@ -82,10 +76,7 @@ class Run(NamedTuple):
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """Load the runs that have a summary.json, in the order of the study. Raises UserError if one cannot be read.
-
-    A run is read from the first of `folder` and `study.also` that has it.
-    """
+    """Load the finished runs in the order of the study, each from the first of [folder, *study.also] with it."""
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         name = f"{condition.name}/{arm.name}/seed_{seed}"
@@ -107,8 +98,7 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
 def sketches(params: Any) -> list[Sketch]:
     """Return the sketch of each of R runs: SUMS sums of each initial weight. params: leaves with R rows.
 
-    The sums of c x are c times the sums of x. Two sketches therefore show whether arms start from the same weights up
-    to a scale, which makes comparisons paired by seed more precise.
+    The sums of c x are c times those of x, so two sketches show whether arms start from the same weights up to a scale.
     """
     run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):

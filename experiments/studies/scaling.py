@@ -56,10 +56,7 @@ Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a_X, b_X, E_X of X laws
 
 
 def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
-    """Group conditions that differ only in SIZES, and fit the laws of each group.
-
-    A group needs three or more sizes with different FLOPs and a loss as its metric; others are left out.
-    """
+    """Fit the laws of conditions with a loss that differ only in SIZES: three or more, with different FLOPs."""
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
         rest = {key: x for key, x in condition.changes.items() if key not in SIZES and not key.startswith("study.")}
@@ -98,10 +95,7 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
     counts = [loss_SR.shape[1] for loss_SR in losses]
 
     def fit_sides(indices: Sequence[np.ndarray]) -> list[Numbers]:
-        """Return the laws of the arm and of the reference, for X bootstrap samples each.
-
-        indices: for each size, the positions of the R seeds in each sample, (X, R).
-        """
+        """Return the laws of arm and reference. indices: for each size, the seeds of X bootstrap samples (X, R)."""
         loss_SXI = np.stack([loss_SR[:, i_XR].mean(-1) for loss_SR, i_XR in zip(losses, indices, strict=True)], -1)
         return [fit(x_I, loss_XI) for x_I, loss_XI in zip(x_SI, loss_SXI, strict=True)]
 

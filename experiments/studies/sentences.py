@@ -47,20 +47,15 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def count_seeds(counts: Sequence[int]) -> str:
+def count_seeds(counts: Sequence[int], noun: str = "seed") -> str:
     """Return '1 seed', '5 seeds', '3 to 5 seeds'."""
     least, most = min(counts), max(counts)
-    return f"{least}{f' to {most}' if most > least else ''} seed{'s' if most != 1 else ''}"
+    return f"{least}{f' to {most}' if most > least else ''} {noun}{'s' if most != 1 else ''}"
 
 
 def count(difference: statistics.Difference) -> str:
     """Return '5', the number of pairs, or '8 and 16', the runs of an unpaired arm and of its reference."""
     return join_names(list(map(str, difference.unpaired or (difference.n,))))
-
-
-def name_run(seed: int) -> str:
-    """Return 'seed 3', or 'line 17' for a run without a seed in line 17 of another program's table."""
-    return f"seed {seed}" if seed >= 0 else f"line {-seed}"
 
 
 def describe_pairing(condition: statistics.Condition) -> str:
@@ -111,13 +106,12 @@ def describe_family(condition: statistics.Condition) -> str:
 
 def describe_condition(condition: statistics.Condition) -> str:
     """Return a paragraph on a condition: verdicts, intervals, warnings, excluded and missing runs."""
-    phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
-    for arm in condition.compared:
-        phrases[arm.difference.kind].append(f"{quote(arm.name)} {describe_arm(condition, arm.difference)}")
     rule = f"{COMPARATIVES[condition.better]} is better"
     sentences = [f"Each arm is compared with {quote(condition.reference)} in {condition.metric} ({rule})."]
-    opened = {_insert_margins(OPENING[kind], [condition]): texts for kind, texts in phrases.items() if texts}
-    sentences += [f"{opening} {'; '.join(texts)}." for opening, texts in opened.items()]
+    for kind, opening in OPENING.items():
+        arms = [arm for arm in condition.compared if arm.difference.kind == kind]
+        phrases = "; ".join(f"{quote(arm.name)} {describe_arm(condition, arm.difference)}" for arm in arms)
+        sentences += [f"{_insert_margins(opening, [condition])} {phrases}."] if arms else []
     if intervals := [arm.difference for arm in condition.compared if arm.difference.interval]:
         kinds = dict.fromkeys(UNPAIRED if difference.unpaired else PAIRED for difference in intervals)
         hold = f" They hold at 95 % for {describe_family(condition)} (Bonferroni)." if condition.together > 1 else ""
@@ -127,11 +121,11 @@ def describe_condition(condition: statistics.Condition) -> str:
     for arm in condition.arms:
         for seed, step in arm.diverged.items():
             end = f"{condition.metric} not finite" if step is None else f"diverged at step {step:,}"
-            diverged.append(f"{quote(arm.name)} {name_run(seed)} ({end})")
-    if diverged:
-        sentences.append(f"Excluded from the means, which flatters an arm: {', '.join(diverged)}.")
-    if missing := [f"{quote(arm.name)} seed {join_values(arm.missing)}" for arm in condition.arms if arm.missing]:
-        sentences.append(f"Not finished yet: {'; '.join(missing)}.")
+            run = f"seed {seed}" if seed >= 0 else f"line {-seed}"  # of another program's table, without seeds
+            diverged.append(f"{quote(arm.name)} {run} ({end})")
+    missing = [f"{quote(arm.name)} seed {join_values(arm.missing)}" for arm in condition.arms if arm.missing]
+    sentences += [f"Excluded from the means, which flatters an arm: {', '.join(diverged)}."] if diverged else []
+    sentences += [f"Not finished yet: {'; '.join(missing)}."] if missing else []
     return " ".join(sentences)
 
 
@@ -160,8 +154,8 @@ def describe_study(conditions: Sequence[statistics.Condition]) -> str:
     """Return the verdict on the study: the conditions in which each arm is worse, better, ..."""
     arms = [arm for condition in conditions for arm in condition.arms]
     missing, diverged = sum(len(arm.missing) for arm in arms), sum(len(arm.diverged) for arm in arms)
-    sentences = [f"The study is not finished (missing runs: {missing})."] if missing else []
-    excluded = [f"Runs excluded from the means because they diverged: {diverged}."] if diverged else []
+    sentences = [f"The study is not finished (missing runs: {missing})."] * bool(missing)
+    excluded = [f"Runs excluded from the means because they diverged: {diverged}."] * bool(diverged)
     reference = quote(conditions[0].reference)
     verdicts = [arm.difference for arm in arms if arm.difference and arm.difference.kind != statistics.FEW]
     if not verdicts:
@@ -170,8 +164,8 @@ def describe_study(conditions: Sequence[statistics.Condition]) -> str:
     paired = [difference for difference in verdicts if not difference.unpaired]
     counts = [difference.rates[0].n if difference.rates else difference.n for difference in paired]
     runs = [n for difference in verdicts for n in difference.unpaired or ()]
-    over = [f"{count_seeds(counts)}"] if paired else []
-    over += [f"{count_seeds(runs).replace('seed', 'run')} a side, unpaired (no common seeds)"] if runs else []
+    over = [count_seeds(counts)] if paired else []
+    over += [f"{count_seeds(runs, 'run')} a side, unpaired (no common seeds)"] if runs else []
     sentences += [f"Each arm is compared with {reference} over {', or '.join(over)}."]
     alike: dict[str, list[str]] = {}  # phrase -> the names of its arms
     for arm_C in zip(*(condition.compared for condition in conditions), strict=True):

@@ -3,6 +3,7 @@
 Pure functions of the runs and of the study's plan log. report.json uses the names of the dataclasses' fields.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +40,7 @@ class Spread:
 class Difference:
     """Arm minus reference, paired by seed, or the difference of the means of independent runs (`unpaired`).
 
-    `interval` and `p` are None if there are fewer than three pairs, if the differences vary only by rounding, or if
-    seeds diverged or stayed on a plateau.
+    `interval` and `p` are None for fewer than three pairs, for differences by rounding, for diverged or stuck seeds.
     """
 
     by_seed: dict[int, float]  # {} if unpaired, and then std is None
@@ -59,10 +59,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """Steps at which the seeds reached the threshold.
-
-    Steps are interpolated linearly between two evaluations. The next evaluation must confirm them.
-    """
+    """Steps at which the seeds reached the threshold, interpolated (inference.crossing)."""
 
     by_seed: dict[int, float | None]  # None: the seed never reached it, or diverged
     median: float | None  # over all seeds; None if half of them or more never reached it
@@ -136,25 +133,20 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
     """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric."""
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
-        condition_runs, metric = [run for run in runs if run.condition == entry.name], study.metric[entry.name]
-        gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(metric))))
+        condition_runs = [run for run in runs if run.condition == entry.name]
+        gaps = (b - a for run in condition_runs for a, b in itertools.pairwise(sorted(run.curve(entry.metric))))
+        counted = [place for place, *_ in planned if study.correction == "study" or place == entry.name]
         summary = {key: x for run in condition_runs[::-1] for key, x in run.summary.items() if x is not None}
         baseline = {key.removeprefix("baseline/"): x for key, x in summary.items() if key.startswith("baseline/")}
         condition = Condition(
-            name=entry.name,
-            changes=entry.changes,
-            metric=metric,
-            better=study_runs.choose_best(metric, condition_runs).better,
-            threshold=study.threshold[entry.name] or None,
+            **entry._asdict() | {"threshold": entry.threshold or None},
+            better=study_runs.choose_best(entry.metric, condition_runs).better,
             evaluation_interval=max(gaps, default=None),
             family=study.correction,
-            comparisons=sum(
-                study.correction == "study" or condition_name == entry.name for condition_name, *_ in planned
-            ),
+            comparisons=len(counted),
             looks=study.looks,
-            margin=study.margin[entry.name],
             baseline=baseline,
-            guess={name: words for run in condition_runs for name, words in run.summary.get("guess", {}).items()},
+            guess=dict(itertools.chain(*(run.summary.get("guess", {}).items() for run in condition_runs))),
             reference=study.reference,
             arms=[],
         )
@@ -164,29 +156,15 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
             condition.arms.append(_arm(condition, arm, study.seeds, runs_by_arm[arm.name], base))
         conditions.append(condition)
     for family in [conditions] if study.correction == "study" else [[condition] for condition in conditions]:
-        _correct(family)
+        differences = [x.difference for condition in family for x in condition.compared if x.difference.p is not None]
+        corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
+        for difference, p in zip(differences, corrected, strict=True):
+            difference.p_corrected = min(1.0, study.looks * p)
     return conditions
 
 
-def judged_seeds(conditions: Iterable[Condition]) -> set[int]:
-    """Return the seeds of all comparisons with a verdict."""
-    arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
-    return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
-
-
-def _correct(family: Sequence[Condition]) -> None:
-    """Set `p_corrected` of each comparison: Holm's correction over the family, times the planned analyses."""
-    differences = [arm.difference for condition in family for arm in condition.compared if arm.difference.p is not None]
-    corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
-    for difference, p in zip(differences, corrected, strict=True):
-        difference.p_corrected = min(1.0, family[0].looks * p)
-
-
-def _arm(condition: Condition, entry: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of an arm.
-
-    seeds: see studies.Study. reference: the runs of the reference; empty if the arm is the reference.
-    """
+def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
+    """Compute the numbers of an arm. seeds: as in studies.Study. reference: its runs; [] for the reference itself."""
     values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
@@ -254,8 +232,7 @@ def compare(
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
-    by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
-    result = Difference(by_seed, **vars(spread(difference_I)), kind=FEW)
+    result = Difference(dict(zip(seeds, difference_I.tolist(), strict=True)), **vars(spread(difference_I)), kind=FEW)
     if result.n < inference.FEWEST:
         return result
     rounding = ROUNDING * np.abs(every).max()
@@ -304,10 +281,7 @@ def _judge(result: Difference, every: np.ndarray, *, is_same: bool, better: str,
 
 
 def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bool) -> Difference:
-    """Compare arm and reference. If seeds of a side diverged or stayed on a plateau, set rates, no interval.
-
-    may_unpair: if no seed has runs of both sides, compare the means of all runs.
-    """
+    """Compare arm and reference, by rates if seeds diverged or are stuck. may_unpair: by means without common seeds."""
     values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
     options = {"m": condition.together, "better": condition.better, "margin": condition.margin}
     shared = len({run.seed for run in arm} & {run.seed for run in reference})
@@ -323,8 +297,7 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
     if any(diverged):
         kind, counts, totals = UNSTABLE, diverged, (arm, reference)
     elif middles != [None, None] and result.kind not in (SAME, CEILING):
-        sign = 1 if condition.better == "more" else -1
-        first, second = middles
+        sign, (first, second) = 1 if condition.better == "more" else -1, middles
         middles = [second if first is None else first, first if second is None else second]
         worse = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(sides, middles, strict=True))
         kind, counts, totals = STUCK, worse, sides
@@ -336,10 +309,8 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
     """Compute the steps at which the seeds reached the threshold, and the paired difference to the reference."""
-    steps, base = (
-        {seed: inference.crossing(curve, threshold, better=better) for seed, curve in curves_of_side.items()}
-        for curves_of_side in (curves, reference)
-    )
+    cross = functools.partial(inference.crossing, threshold=threshold, better=better)
+    steps, base = ({seed: cross(curve) for seed, curve in side.items()} for side in (curves, reference))
     reached = [step for step in steps.values() if step is not None]
     median = float(np.median(reached + [math.inf] * (len(steps) - len(reached)))) if steps else math.inf
     mean = interval = None

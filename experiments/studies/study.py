@@ -41,29 +41,39 @@ LONGEST = 100  # letters of the name of an arm or a condition; condition_arm fit
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_+.,=-]{{0,{LONGEST - 1}}}")
 
 
-class Named(NamedTuple):
-    """An arm or a condition: its name, and the settings that it changes, such as {"model.score": "tied"}."""
+class Arm(NamedTuple):
+    """A name, and the settings that the arm changes, such as {"model.score": "tied"}."""
 
     name: str
     changes: dict[str, Any]
+
+
+class Condition(NamedTuple):
+    """A name, the settings that the condition changes, and its section `study`."""
+
+    name: str
+    changes: dict[str, Any]
+    metric: str
+    threshold: float = 0.0  # 0: none
+    margin: float = 0.0  # the largest difference that counts as equal; 0: equality is never claimed
 
 
 class Study(NamedTuple):
     """The arms, the conditions of their comparisons, and the seeds that pair them."""
 
     experiment: str
-    conditions: list[Named]
-    arms: list[Named]
+    conditions: list[Condition]
+    arms: list[Arm]  # the last one is the reference
     seeds: list[int]  # []: unknown. Then arms without a common seed are compared by Welch's t
-    reference: str
-    metric: dict[str, str]  # condition -> metric
-    threshold: dict[str, float]  # condition -> threshold; 0: none
-    margin: dict[str, float]  # condition -> the largest difference that counts as equal; 0: equality is never claimed
-    looks: int  # planned analyses: how often a verdict may be read, each time with more seeds
+    looks: int = 1  # planned analyses: how often a verdict may be read, each time with more seeds
     correction: str = "study"  # or "condition": the family of comparisons for which intervals hold together
     grid: Mapping[str, Mapping[str, Sequence]] = {}  # arm -> setting -> the values to try in tuning runs
     tune_seeds: Sequence[int] = ()
     also: Sequence[pathlib.Path] = ()  # other folders with finished runs of the study
+
+    @property
+    def reference(self) -> str:
+        return self.arms[-1].name
 
 
 class Run(NamedTuple):
@@ -83,11 +93,6 @@ class Run(NamedTuple):
     def place(self) -> tuple[str, str]:
         """The condition and the arm. Runs with the same place train on the same data."""
         return self.condition, self.arm
-
-    @property
-    def kind(self) -> str:
-        """The first part of `Program.folder`, for programs that begin with a run of this condition and arm."""
-        return f"{self.condition}_{self.arm}"
 
 
 class Program(NamedTuple):
@@ -111,26 +116,22 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The label: the condition (omitted if it is ONLY), the arms, and the number of seeds.
-
-        An arm with several tuning values is followed by their number: "rope (3 values) x 5 seeds".
-        """
+        """The label: condition (unless ONLY), arms and number of seeds, such as "rope (3 values) x 5 seeds"."""
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
-        condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
-        n = len({run.seed for run in self.runs})
-        return f"{condition}{arms} x {n} seed{'s' * (n > 1)}"
+        condition, n = self.runs[0].condition, len({run.seed for run in self.runs})
+        return f"{f'{condition}: ' * (condition != ONLY)}{arms} x {n} seed{'s' * (n > 1)}"
 
     @property
     def folder(self) -> str:
         """The name of the checkpoint folder. It ends with a checksum of all settings that a resume must not change."""
         lasting: list = []
         for run in self.runs:
-            values = configs.flat(run.settings.to_dict())  # the learning rate depends on train.steps
-            fixed = {key: x for key, x in values.items() if key == "train.steps" or not workdirs.may_change(key)}
+            items = configs.flat(run.settings.to_dict()).items()  # the learning rate depends on train.steps
+            fixed = {key: x for key, x in items if key == "train.steps" or not workdirs.may_change(key)}
             lasting.append([run.name, fixed])
         lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
-        return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
+        return f"{'_'.join(self.runs[0].place)}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
 
 @contextlib.contextmanager
@@ -145,69 +146,55 @@ def naming(owner: str) -> Iterator[None]:
 def read(settings: configs.Settings) -> Study:
     """Read the study of a config. Raises UserError if an arm, condition, seed, metric or tuning value is invalid."""
     s = settings.study
-    arms = _read_named("study.arms", s.arms)
-    conditions = _read_named("study.conditions", s.conditions) or [Named(ONLY, {})]
+    arms = [Arm(*entry) for entry in _read_named("study.arms", s.arms)]
+    entries = _read_named("study.conditions", s.conditions) or [(ONLY, {})]
     configs.at_least(1, {"study.looks": s.looks})
-    sections = {condition.name: _read_condition(settings, condition) for condition in conditions}
+    conditions = [_read_condition(settings, *entry) for entry in entries]
     common = _read_grid(TUNE, s.tune)
     grid = {arm.name: common | _read_grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
-    metrics = {section.metric for section in sections.values()}
-    if fault := next(_find_faults(settings, arms, grid, metrics), None):
+    grid = grid if any(grid.values()) else {}
+    if fault := next(_find_faults(settings, conditions, arms, grid), None):
         raise errors.UserError(fault)
-    return Study(
-        experiment=s.experiment,
-        conditions=conditions,
-        arms=arms,
-        seeds=list(s.seeds),
-        reference=arms[-1].name,
-        metric={name: section.metric for name, section in sections.items()},
-        threshold={name: section.threshold for name, section in sections.items()},
-        margin={name: section.margin for name, section in sections.items()},
-        looks=s.looks,
-        grid=grid if any(grid.values()) else {},
-        tune_seeds=list(s.tune_seeds) if any(grid.values()) else (),
-    )
+    tuning = {"grid": grid, "tune_seeds": list(s.tune_seeds) if grid else ()}
+    return Study(s.experiment, conditions, arms, list(s.seeds), s.looks, **tuning)
 
 
-def _read_condition(settings: configs.Settings, condition: Named) -> configs.Settings:
-    """Return the section `study` of the settings, with the metric, threshold and margin that this condition changes.
-
-    Raises UserError if the metric or the margin is invalid.
-    """
-    changes = {key: value for key, value in condition.changes.items() if key in CONDITION_SETTINGS}
-    with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
-        section = settings.replace(changes).study
-        rule = f'study.metric = "{section.metric}" must begin with {run_plan.EVAL}: eval/loss, ...'
-        errors.refuse((not section.metric.startswith(run_plan.EVAL), rule))
-        own = {name.rpartition(":")[2]: "more" for name in settings.replace(changes).train.metrics}
-        checkpoint.choose_best(section.metric, own, key="study.metric")  # the runs record which values are better
-        configs.at_least(0, {"study.margin": section.margin})
-    return section
+def _read_condition(settings: configs.Settings, name: str, changes: dict[str, Any]) -> Condition:
+    """Return a condition. Raises UserError if the metric or the margin is invalid."""
+    own = {key: value for key, value in changes.items() if key in CONDITION_SETTINGS}
+    with naming(f"condition {name}") if own else contextlib.nullcontext():
+        changed = settings.replace(own)
+        s, users = changed.study, {metric.rpartition(":")[2]: "more" for metric in changed.train.metrics}
+        rule = f'study.metric = "{s.metric}" must begin with {run_plan.EVAL}: eval/loss, ...'
+        errors.refuse((not s.metric.startswith(run_plan.EVAL), rule))
+        checkpoint.choose_best(s.metric, users, key="study.metric")  # the runs record which values are better
+        configs.at_least(0, {"study.margin": s.margin})
+    return Condition(name, changes, s.metric, s.threshold, s.margin)
 
 
 def _find_faults(
-    settings: configs.Settings, arms: Sequence[Named], grid: Mapping[str, Mapping], metrics: set[str]
+    settings: configs.Settings, conditions: Sequence[Condition], arms: Sequence[Arm], grid: Mapping[str, Mapping]
 ) -> Iterator[str]:
-    """Yield a message for each fault of arms, seeds and tuning. metrics: study.metric of all conditions."""
-    s, tunes = settings.study, any(grid.values())
+    """Yield a message for each fault of arms, seeds and tuning."""
+    s = settings.study
     if len(arms) < 2:
         example = '[["tied", {"model.score": "tied"}], ["none", {}]]'
         yield f"study.arms has {len(arms)} of the two or more arms that a study compares. Example: {example}"
-    for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if tunes else [0]}.items():
+    for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if grid else [0]}.items():
         if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
             yield f"{key} = {configs.format_value(seeds)} must be a list of different integers. Example: [0, 1, 2]"
-    if not tunes and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
+    if not grid and [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
         rule = f"Set {TUNE}, or leave study.tune_seeds out."
         yield f"study.tune_seeds = {s.tune_seeds} has no effect without {TUNE}. {rule}"
-    for seed in sorted({*s.seeds} & {*s.tune_seeds}) if tunes else ():
+    for seed in sorted({*s.seeds} & {*s.tune_seeds}) if grid else ():
         yield f"seed {seed} is in study.seeds and in study.tune_seeds. Choose other seeds for tuning."
     for arm in arms:
-        for key in sorted(grid[arm.name].keys() & arm.changes.keys()):
+        for key in sorted(grid.get(arm.name, {}).keys() & arm.changes.keys()):
             yield f"arm {arm.name} sets {key}, and {TUNE} lists values of it. Leave one of the two out."
     tuned = {loss for values in grid.values() for loss in values.get(LOSS, [])}
     common = configs.flat(settings.to_dict())[LOSS]
     training_losses = tuned | {arm.changes.get(LOSS, common) for arm in arms}
-    if METRIC in metrics and len(training_losses) > 1:
+    if METRIC in {condition.metric for condition in conditions} and len(training_losses) > 1:
         rule = 'Choose eval/accuracy, or eval/cross_entropy with train.metrics = ["cross_entropy"].'
         names = ", ".join(sorted(training_losses))
         yield f"study.metric = {METRIC} has another meaning for each {LOSS}: {names}. {rule}"
@@ -232,17 +219,17 @@ def _read_grid(key: str, pairs: Any) -> dict[str, list]:
     return grid
 
 
-def _read_named(key: str, pairs: Any) -> list[Named]:
-    """Return the arms or conditions of a config. Raises UserError if a name is invalid or not unique."""
-    entries: dict[str, Named] = {}  # by names in lower case: some systems have one folder for "A" and "a"
+def _read_named(key: str, pairs: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name, changes) of the arms or conditions. Raises UserError if a name is invalid or not unique."""
+    entries: dict[str, tuple[str, dict]] = {}  # by names in lower case: some systems have one folder for "A" and "a"
     for name, changes in _pairs(key, pairs, Mapping, '["tied", {"model.score": "tied"}]'):
         rule = f"Choose at most {LONGEST} letters, digits and + - . , = _ (reserved: {', '.join(RESERVED)})."
         fault = f"{key}: {configs.format_value(name)} cannot be the name of a folder. {rule}"
         errors.refuse((not _NAME.fullmatch(name) or name.lower() in RESERVED, fault))
         if earlier := entries.get(name.lower()):
             rule = "Choose names that also differ in lower case."
-            raise errors.UserError(f'{key} has "{earlier.name}" and "{name}". {rule}')
-        entries[name.lower()] = Named(name, dict(changes))
+            raise errors.UserError(f'{key} has "{earlier[0]}" and "{name}". {rule}')
+        entries[name.lower()] = name, dict(changes)
     return list(entries.values())
 
 
@@ -257,21 +244,17 @@ def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONG
     return f"{name[: longest - 9]}-{digest}"  # other values may give the same text, or differ in case only
 
 
-def runs(
-    settings: configs.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
-) -> list[Run]:
-    """Return all runs. The config of each is complete and has no section `study`, as if the run were trained alone.
+def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProxyType({})) -> list[Run]:
+    """Return all runs, each with a complete config without the section `study`, as if the run were trained alone.
 
-    chosen: (condition, arm) -> its tuned settings. Raises UserError if a condition or an arm changes a setting of
-    SHARED, or if both change the same one.
+    chosen: (condition, arm) -> tuned settings. Raises UserError for a changed setting of SHARED, or one changed twice.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
-        of_condition = {key: value for key, value in condition.changes.items() if key not in CONDITION_SETTINGS}
-        of_arm = {key: value for key, value in arm.changes.items() if key != TUNE}
-        of_arm |= chosen.get((condition.name, arm.name), {})
+        of_condition = {key: x for key, x in condition.changes.items() if key not in CONDITION_SETTINGS}
+        of_arm = {key: x for key, x in arm.changes.items() if key != TUNE} | chosen.get((condition.name, arm.name), {})
         changes = of_condition | of_arm
         with naming(f"condition {condition.name}, arm {arm.name}"):
             for key in changes:
@@ -284,10 +267,7 @@ def runs(
 
 
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
-    """Group runs of a condition that differ only in seeds and NUMBERS into programs, in the order of the runs.
-
-    tuning, spread: fields of every Program.
-    """
+    """Group runs of a condition that differ only in seeds and NUMBERS. tuning, spread: fields of every Program."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         values = configs.flat(run.settings.to_dict())

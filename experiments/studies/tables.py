@@ -51,12 +51,12 @@ def _format_difference(difference: statistics.Difference | None) -> list[str]:
     """Return three cells: mean, interval and corrected p of the difference."""
     if difference is None:
         return ["reference", NONE, NONE]
+    mean, p = format_signed(difference.mean), difference.p_corrected
     if difference.interval is None:
         short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
-        return [format_signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
-    low, high = map(format_signed, difference.interval)
-    p = difference.p_corrected
-    return [format_signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
+        return [mean, short.get(difference.kind, difference.kind), NONE]
+    interval = " to ".join(map(format_signed, difference.interval))
+    return [mean, interval, "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
 
 
 def format_signed(x: float | None) -> str:
@@ -106,10 +106,7 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
 
 
 def tabulate_overview(conditions: Sequence[statistics.Condition]) -> Table | None:
-    """Return a table with a row for each condition and a column for each arm; None for at most MANY conditions.
-
-    A cell has the mean difference to the reference and the verdict in short (open, same, ...).
-    """
+    """Return a table of mean differences and short verdicts, conditions x arms; None for at most MANY conditions."""
     if len(conditions) <= MANY:
         return None
     reference, arms = conditions[0].reference, [arm.name for arm in conditions[0].compared]
@@ -156,9 +153,8 @@ def tabulate_laws(family: scaling.Family) -> Table:
     ]
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
-    if family.left_out:
-        notes.append(f"Left out because of a diverged or missing run: {sentences.quote(*family.left_out)}.")
-    return Table(head, rows, notes)
+    left_out = f"Left out because of a diverged or missing run: {sentences.quote(*family.left_out)}."
+    return Table(head, rows, notes + [left_out] * bool(family.left_out))
 
 
 def tabulate_runs(record: dict[str, Any]) -> Table:
@@ -182,7 +178,7 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
         "training time of all runs": UNKNOWN if seconds is None else f"{seconds:,.0f} s",
     }
     rows += [] if source else [[name, fact] for name, fact in facts.items() if fact]
-    data = [[f"data, {name}", "; ".join(line.strip() for line in lines)] for name, lines in ran["data"].items()]
+    data = [[f"data, {name}", "; ".join(map(str.strip, lines))] for name, lines in ran["data"].items()]
     rows += [["data", data[0][1]]] if len({text for _, text in data}) == 1 else data
     software = [session.get("commit") or "not from a checkout", session.get("device")]
     versions = sentences.join_values(f"{name} {version}" for name, version in session["versions"].items())

@@ -16,7 +16,6 @@ from experiments.config import errors
 from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
-_LONGEST = 200  # letters of a folder's name; most file systems allow 255
 
 
 class Point(NamedTuple):
@@ -59,7 +58,7 @@ def trials(study: studies.Study) -> studies.Study:
     for arm in study.arms if study.grid else ():
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
         for values in combinations(study, arm.name):
-            arms.append(studies.Named(_name(arm.name, values), changes | values))
+            arms.append(studies.Arm(_name(arm.name, values), changes | values))
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={}, also=[part / FOLDER for part in study.also])
 
 
@@ -71,18 +70,15 @@ def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
 
 def _name(arm: str, values: dict[str, Any]) -> str:
     """Return the name of a tuning arm and its folder: 'tied@learning_rate=0.003'. No arm of a study can have it."""
-    return studies.name_values(values, f"{arm}{studies.VALUES}", _LONGEST)
+    return studies.name_values(values, f"{arm}{studies.VALUES}", longest=200)  # most file systems allow 255
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choice of every arm whose tuning runs are all finished: the first point with the best mean over seeds.
-
-    Raises RunError if each point of an arm has a diverged seed.
-    """
+    """Return the choices of finished arms: the first best mean. Raises RunError if each point has a diverged seed."""
     tuned = []
     finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
-        metric, points = study.metric[condition.name], []
+        metric, points = condition.metric, []
         for values in combinations(study, arm.name):
             point_runs = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
             points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, point_runs)}))
@@ -115,19 +111,17 @@ def format_values(values: dict[str, Any]) -> str:
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     """Return the table of choices; None if nothing was tuned."""
-    rows, edges = [], []
+    rows = []
     for choice in tuned:
-        points = []
-        for point in choice.points:
-            mean = "diverged" if point.mean is None else sentences.format_number(point.mean)
-            points.append(f"{'/'.join(map(str, point.values.values()))}: {mean}")
+        means = ("diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points)
+        values = ("/".join(map(str, point.values.values())) for point in choice.points)
         best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
-        rows.append([choice.condition, choice.arm, *best, ", ".join(points)])
-        edges += [f"{choice.condition}, {choice.arm} ({', '.join(choice.edges)})"] if choice.edges else []
+        tried = ", ".join(map(": ".join, zip(values, means, strict=True)))
+        rows.append([choice.condition, choice.arm, *best, tried])
+    edges = [f"{x.condition}, {x.arm} ({', '.join(x.edges)})" for x in tuned if x.edges]
+    beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
     notes = ["Each arm chose the best mean on the tuning split, over other seeds than the compared ones."]
-    if edges:
-        beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
-        notes.append(f"{beyond}: {', '.join(edges)}.")
+    notes += [f"{beyond}: {', '.join(edges)}."] * bool(edges)
     head = ["condition", "arm", "chosen", "mean", "tried"]
     return tables.Table(head, rows, notes, style="words") if rows else None
 
@@ -138,13 +132,12 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
     for condition in study.conditions:
         choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]
         keys = dict.fromkeys(key for choice in choices for key, x in study.grid[choice.arm].items() if len(x) > 1)
-        values, metric = {key: _values(study, choices, key) for key in keys}, study.metric[condition.name]
-        if not keys:
-            continue
-        panels = []
+        values, metric, panels = {key: _values(study, choices, key) for key in keys}, condition.metric, []
         for key in keys:
             curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
             panels.append(study_figures.Panel(metric, key, curves))
+        if not panels:
+            continue
         drawing, grid, _ = study_figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
         for panel, key in zip(grid[0], keys, strict=True):
             labels = [styles.shorten(str(x)) for x in values[key]]

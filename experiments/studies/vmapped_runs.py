@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from experiments.devices import compilation, mesh as meshes
@@ -29,36 +28,25 @@ class VmappedRuns(NamedTuple):
     """The common properties of runs, and whether their rows are computed side by side."""
 
     task: train_step.Task  # of one run: model and measures are the same in all
-    optimiser: Callable[
-        ..., tuple[optax.Schedule, optax.GradientTransformation]
-    ]  # makes (schedule, optimiser) from the numbers of OPTIMISER
+    optimiser: Callable  # of the numbers of OPTIMISER: (optax.Schedule, optax.GradientTransformation)
     mesh: Mesh
     accumulation: int  # microbatches of a step
     batched: bool  # rows side by side in every operation (vmap), or one after the other in a loop (lax.map)
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Return True if rows are computed side by side. flops: of a step of one run.
-
-    True if devices share the rows. Otherwise False on a CPU, and on a TPU that one run keeps busy (LARGE).
-    """
+    """Return whether rows are computed side by side; on a TPU not if a run keeps it busy. flops: of a step of a run."""
     busy = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not busy)
 
 
 def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
-    """Return the function of one run, mapped over the R rows of all its arguments (pytrees).
-
-    jax.vmap maps it if runs.batched; otherwise jax.lax.map, which computes one row after the other.
-    """
+    """Return the function of a run, mapped over R rows of its arguments by jax.vmap or, one by one, by jax.lax.map."""
     return jax.vmap(function) if runs.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
-    """Return `meshes.sharded` of the function, in a form that jax.vmap can map over runs.
-
-    If the mesh has the axis `seed`, jax.vmap then spreads the runs over the devices along this axis.
-    """
+    """Return `meshes.sharded` in a form that jax.vmap can map over runs, along the mesh axis `seed` if there is one."""
     single = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
     if meshes.SEED not in mesh.axis_names:
         return single
@@ -84,13 +72,8 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
     return batched
 
 
-def initial_state(
-    runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract: bool = False
-) -> train_step.State:
-    """Return the state of all runs at step 0 on their devices, with R rows in each leaf.
-
-    abstract: return shapes, types and shardings only.
-    """
+def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
+    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, types and shardings."""
     _, optimiser = runs.optimiser()
 
     def init_run(key: jax.Array, initial: dict) -> train_step.State:
@@ -109,13 +92,10 @@ def initial_state(
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
     """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
 
-    All arguments and results have R rows. alive_R: False for rows whose state must not change. numbers: learning_rate
-    and weight_decay of each row; other numbers are ignored.
+    alive_R: False for rows whose state must not change. numbers: each row's; only those of OPTIMISER are used.
     """
 
-    def step_run(
-        state: train_step.State, batch: dict, alive: jax.Array, numbers: dict
-    ) -> tuple[train_step.State, dict]:
+    def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:
         rate, optimiser = runs.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
         options = {"mesh": runs.mesh, "accumulation": runs.accumulation, "sharded": sharded}
         return train_step.train_step(state, batch, alive, task=runs.task, optimiser=optimiser, rate=rate, **options)

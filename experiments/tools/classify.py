@@ -5,20 +5,13 @@ python -m experiments.tools.classify --checkpoint=DIR --prompt="What a pleasant 
 python -m experiments.tools.classify --checkpoint=DIR --file=reviews.csv --field=text --output=predictions.csv
 classify.run("DIR", file="digit.png")
 
-The image is resized to the rows, columns and channels of the model's images, and a line describes the change. (MNIST's
-digits are white on black.) The tool prints the five most likely classes with probabilities, the most likely class of
-each token, or the outputs of a regression.
-
-A folder of images, a file of texts or a folder of text files has many inputs. Each has a row in the file --output: the
-name of the image or the text, its label if there are labels, and its most likely class with the probability. The
-probabilities of all classes follow if there are at most 100. A regression has its numbers in place of these columns,
-and a classifier of tokens a row for each token. Without --output, the lines of each input are printed. The labels are
-the names of the folders of the files if all are classes, or a column (--field=text,label). The tool prints the accuracy
-if there are labels.
+An image is resized to the model's images, and a line describes the change. (MNIST's digits are white on black.) The
+tool prints the five most likely classes with probabilities, the most likely class of each token, or the outputs of a
+regression; with labels, also the accuracy. The labels are a column, or the names of the folders if all are classes. Of
+many inputs, each has a row in the file --output (docs/using_models.md).
 """
 
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,12 +25,7 @@ from experiments.pretrained import trained
 TOP = 5  # most likely classes
 MOST_COLUMNS = 100  # the most classes with a column in the output
 SHOWN = 12  # classes in a line
-HELP = {
-    "file": "The images: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file, or a folder. Or the texts: a file with one per "
-    "line, a table (--field), or a folder of files.",
-    "prompt": "The text, for a model of texts.",
-    "field": "The column of a table with the texts; text,label: also the column with the labels.",
-}
+HELP = {"prompt": "The text, for a model of texts."}
 
 
 def run(
@@ -51,10 +39,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the most likely classes of an image or of a text, or the class of each token, on a line each.
-
-    Of several inputs, print and return a line for each, or write the file `output` and return a summary.
-    """
+    """Print and return the most likely classes of each input, or write the file `output` and return a summary."""
     out, csv_file = commands.output(workdir, "classes.txt"), commands.output_table(output)
     model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
     is_image = model.kind == "image"
@@ -64,12 +49,10 @@ def run(
     data = tool_inputs.read_images(str(file)) if is_image else tool_inputs.read_texts(str(file), field, prompt)
     labels = check_labels(data.labels, model, field)
     predictions, lines = predict(model, data)
-    if data.is_single:
-        lines += describe(model, data.items[0], predictions[0])
-    else:
-        lines = [*data.lines, *lines]
-        for name, item, p in zip(data.names, data.items, predictions, strict=True) if csv_file is None else ():
-            lines += [name, *describe(model, item, p)]
+    lines = [*data.lines, *lines]
+    for name, item, p in zip(data.names, data.items, predictions, strict=True):
+        if data.is_single or csv_file is None:
+            lines += [name] * (not data.is_single) + describe(model, item, p)
     if n := sum(map(bool, labels)):
         correct = sum(model.classes[p_C.argmax()] == label for p_C, label in zip(predictions, labels, strict=True))
         lines.append(f"accuracy {correct / n:.4f} ({correct:,} of {n:,})")
@@ -80,16 +63,12 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if the model predicts one class of each input, and all are its classes; else [].
-
-    Raises UserError if the field names a column of labels that has other classes.
-    """
-    unknown = {*labels} - {"", *model.classes}
+    """Return the labels if all are classes of the model, else []. Raises UserError if the field names other labels."""
+    unknown = sorted({*labels} - {"", *model.classes})
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
         return []
-    names = ", ".join(model.classes[:SHOWN])
-    remedy = f"is not a class of the model. Choose another column; the classes are {names}"
-    errors.refuse((unknown, f"--field = {field}: {min(unknown, default='')!r} {remedy}"))
+    remedy = f"Choose another column; the classes are {', '.join(model.classes[:SHOWN])}"
+    errors.refuse((unknown, f"--field = {field}: {''.join(unknown[:1])!r} is not a class of the model. {remedy}"))
     return labels
 
 
@@ -141,4 +120,4 @@ def tabulate(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

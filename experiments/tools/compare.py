@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pathlib
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -76,10 +75,7 @@ def run(
 
 
 def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
-    """Print the tables, draw the figure, and return the path of its file.
-
-    Raises UserError if there are fewer than two runs, if one is a study or unreadable, or if none has the metric.
-    """
+    """Print the tables, draw the figure, and return its path. Raises UserError for a study, one run, or no metric."""
     paths = list(dict.fromkeys(map(os.fspath, runs)))
     errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
     common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
@@ -191,12 +187,11 @@ def list_notes(runs: Sequence[Run], metric: str) -> list[str]:
         notes.append(f"Settings that not every run has are not compared ({len(partial)}): {names}.")
     if len({run.data for run in runs} - {None}) > 1:
         notes.append("warning: the runs were trained on different data, so their metrics may not be comparable.")
-    losses = {run.settings["train.loss"] for run in runs if "train.loss" in run.settings}
-    if len(losses) > 1 and metric == "eval/loss":
-        names = ", ".join(sorted(losses))
-        notes.append(f"warning: eval/loss has another meaning for each train.loss ({names}). Compare another metric.")
+    losses = ", ".join(sorted({run.settings["train.loss"] for run in runs if "train.loss" in run.settings}))
+    if "," in losses and metric == "eval/loss":
+        notes.append(f"warning: eval/loss has another meaning for each train.loss ({losses}). Compare another metric.")
     return notes
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="runs"))
+    commands.main(run, HELP, positional="runs")

@@ -4,17 +4,16 @@ python -m experiments.tools.coordinate_check --config=FILE --widths=64,128,256,5
 coordinate_check.run("FILE", set=("model.mup=64",))
 
 A coordinate check trains models of several widths D (or, with --depths=2,4,8, numbers of layers M) for a few steps. It
-prints, for each stage, the mean size |x| of its activations after the last step, that of their change |x - x_0| since
-the first, and the slopes of their logarithms against log D or log M. With maximal update parametrisation (model.mup,
-Yang et al. 2022, appendix D.1; model.mup_depth) the changes do not depend on the size, so their slope is near 0.
-Without it some grow: the best learning rate of a small model is then too large for a wide or deep one. For depths, read
-"last layer" and "logits": what a single layer adds falls with M on purpose.
+prints, for each stage, the mean change |x - x_0| of its activations, and the slopes of log |x| and log |x - x_0| after
+the last step against log D or log M. With maximal update parametrisation (model.mup, Yang et al. 2022, appendix D.1;
+model.mup_depth) the slope of the change is near 0. Without it some changes grow, and the best learning rate of a small
+model is too large for a wide or deep one. For depths, read "last layer" and "logits": what one layer adds falls with M.
 """
 
 import contextlib
 import io
 import pathlib
-import sys
+import re
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from experiments.config import by_name, errors, files as config_files
 from experiments.devices import mesh as meshes
 from experiments.engine import run_plan, train_step
 from experiments.model import task as tasks
+from experiments.studies import tables
 
 STAGES = ("q", "k", "v", "attention", "mlp", "hidden")  # and logits
 HELP = {
@@ -50,15 +50,12 @@ def run(
     errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=model.mup=64") for text in set))
     changes, figure = dict(text.split("=", 1) for text in set), commands.output(workdir, "coordinate_check.png")
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
-    try:
-        sizes = sorted(int(size) for size in text.split(","))
-    except ValueError:
-        sizes = []
+    sizes = sorted(map(int, re.findall(r"\d+", text))) if re.fullmatch(r"[\d, ]+", text) else []
     if len(sizes) < 2 or sizes[0] < 1 or steps < 1:
         raise errors.UserError(f"--{flag}={text} --steps={steps} must be at least two {flag} and one step: 64,128")
     measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
     slopes = fit_slopes(measured)
-    print(format_table(measured, slopes, letter))
+    print(tables.align(tabulate(measured, slopes, letter)))
     if figure is not None:
         from experiments.figures import plots  # imports matplotlib, which takes a second
 
@@ -71,8 +68,7 @@ def run(
 def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:
     """Train one model at a constant learning rate. Return stage -> mean |x| and |x - x_0| at each step, (2, steps + 1).
 
-    The activations are those of a held-out batch, and their mean is over layers too, except "last layer": the tokens
-    after the last block.
+    The means are over a held-out batch and over layers, except those of "last layer".
     """
     fixed = {"train.steps": steps + 1, "optim.schedule": "constant", "optim.warmup_steps": 0, "mesh.data": 1}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -99,21 +95,19 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
     logarithms, slopes = np.log2(list(measured)), {}
     for stage in next(iter(measured.values())):
         pairs = np.array([measures[stage][:, -1] for measures in measured.values()]).T  # |x|, |x - x_0| of each size
-        lines = [float(np.polyfit(logarithms, np.log2(np.maximum(x, 1e-30)), 1)[0]) for x in pairs]
-        slopes[stage] = dict(zip(("size slope", "change slope"), lines, strict=True))
+        size, change = (float(np.polyfit(logarithms, np.log2(np.maximum(x, 1e-30)), 1)[0]) for x in pairs)
+        slopes[stage] = {"size slope": size, "change slope": change}
     return slopes
 
 
-def format_table(measured: dict[int, dict[str, np.ndarray]], slopes: dict[str, dict[str, float]], letter: str) -> str:
-    """Return a line for each stage: the change at each size, and both slopes. letter: D or M."""
-    head = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"]
-    rows = [head]
+def tabulate(measured: dict[int, dict], slopes: dict[str, dict], letter: str) -> tables.Table:
+    """Return a row for each stage: the change at each size, and both slopes. letter: D or M."""
+    head, rows = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"], []
     for stage, slope in slopes.items():
         changes = [f"{measures[stage][1, -1]:.4g}" for measures in measured.values()]
         rows.append([stage, *changes, f"{slope['change slope']:+.2f}", f"{slope['size slope']:+.2f}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return tables.Table(head, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -7,16 +7,11 @@ evaluate.run("DIR", file="test.txt")
 The tool prints and returns nats and perplexity per token, bits per byte and perplexity per word. The last two can be
 compared between models with different tokenizers. Every token except the first counts once, in windows of the model's
 context that do not overlap, as in the evaluation of a run. With --stride=S, windows begin S tokens apart, and only the
-last S tokens of each window count: this is slower, and these tokens have more context. For a run with text.documents,
-the documents of a folder or a table do not see each other either.
-
---output=measures.csv has a row for each document, which is a file or a row of a table. The row has its name, predicted
-tokens, nats per token and bits per byte, computed without the text of the documents before it. The measures are empty
-if no token is predicted. The tool prints the measures of all documents, one after another.
+last S tokens of each window count. For a run with text.documents, documents do not see each other either.
+--output=measures.csv has a row for each document, computed without the text before it.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,11 +28,7 @@ from experiments.pretrained import trained
 from tfm.attention import mask as masks
 
 BATCH = 2**13  # tokens of a batch of windows
-HELP = {
-    "file": "The text, in the formats of text.source: test.txt, a folder, test.jsonl.",
-    "field": "The column of a table with the text, as in text.field.",
-    "stride": "Tokens from the start of a window to the next start; 0: the context of the model.",
-}
+HELP = {"stride": "Tokens from the start of a window to the next start; 0: the context of the model."}
 
 
 def run(
@@ -61,20 +52,17 @@ def run(
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens. At least 2 are needed: the first is not predicted.")
     N = min(model.facts["N"], len(token_T) - 1)
-    options = {"stride": stride, "document_start": start}
-    sum_measures = functools.partial(sum_windows, make_measure(model, tokenizer), **options)
+    sum_measures = functools.partial(sum_windows, make_measure(model, tokenizer), stride=stride, document_start=start)
     nats, correct, n = sum_measures(token_T, N=N, batch=max(BATCH // N, 1)).tolist()
     size = perplexity.size(part, first=tokenizer.decode(token_T[:1]))
     measures = perplexity.measure(nats, tokens=int(n), text=size) | {"accuracy": correct / n}
-    difference = perplexity.find_difference(tokenizer, part)
-    if difference:
+    if difference := perplexity.find_difference(tokenizer, part):
         measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
     overlap = f", {stride} apart" if 0 < stride < N else " that do not overlap"
     lines = [f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(n):,} tokens in windows of {N}{overlap}"]
     for name, value in measures.items():
         lines.append(f"  {name.replace('_', ' '):<22}{f'{value:,.4f}' if abs(value) < 1e9 else f'{value:.4g}'}")
-    if difference:
-        lines.append(f"  no bits per byte, because the tokenizer does not restore the text: {difference}")
+    lines += [f"  no bits per byte, because the tokenizer does not restore the text: {difference}"] * bool(difference)
     if csv_file:
         columns = [name for name in ("nats_per_token", "bits_per_byte") if name in measures]
         measure = functools.partial(measure_document, sum_measures, tokenizer, model.facts["N"], columns)
@@ -88,7 +76,7 @@ def run(
 def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int | None]:
     """Return the tokenizer, and the token at which a document begins if documents do not see each other, else None."""
     tokenizer = model.tokenizer
-    if not model.extras.get("documents"):
+    if not model.facts.get("documents"):
         return tokenizer, None
     if isinstance(tokenizer, pretrained_tokenizer.OfRun):  # NUL separates documents, as in the run
         tokenizer = tokenization.Plain(tokenizer.kind, tokenizer.characters, tokenizer.specials)
@@ -98,10 +86,7 @@ def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int 
 def measure_document(
     sum_measures: Callable, tokenizer: tokenization.Tokenizer, N: int, names: list[str], content: bytes
 ) -> list[float]:
-    """Return the number of predicted tokens of a document and the measures with these names; [0] if no token counts.
-
-    Windows are padded to a power of two, so that few shapes are compiled for all documents.
-    """
+    """Return the tokens and measures of a document; [0] if none counts. Windows are padded: few shapes are compiled."""
     token_T = tokenizer.join([content])
     if len(token_T) < 2:
         return [0]
@@ -144,4 +129,4 @@ def sum_windows(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -3,25 +3,22 @@
 python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
 export.run("DIR", family="gpt2", workdir="OUT")
 
-DIR is the folder of a run or of a published model. OUT gets model.safetensors, config.json and the tokenizer's files
-(only this project reads a tokenizer of bytes or characters). A setting of the run that the family does not have is an
-error. Rotary positions are written in Llama's order of features. Adapters (optim.lora) are merged into the weights,
-and also written separately to OUT/adapters, for the peft library.
-
---family=npz writes OUT/model.npz instead: the parameters of any run as plain arrays with our names, such as
-blocks/score/Uq_HKD, which numpy.load reads.
+OUT gets model.safetensors, config.json and the tokenizer's files (only this project reads a tokenizer of bytes or
+characters). A setting of the run that the family does not have is an error. Adapters (optim.lora) are merged into the
+weights, and also written to OUT/adapters, for the peft library. --family=npz writes OUT/model.npz instead: the
+parameters of any run as plain arrays with our names, such as blocks/score/Uq_HKD.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
 from typing import Any
 
 from experiments import command as commands
-from experiments.config import by_name, disk
-from experiments.data import image_file, pretrained_tokenizer
+from experiments.config import by_name, disk, errors
+from experiments.data import pretrained_tokenizer
 from experiments.folder import log, records
-from experiments.model import variants
 from experiments.pretrained import adapters, hub, rope, trained
 from tfm import shapes
 
@@ -45,24 +42,24 @@ def run(
         file = commands.save_arrays(folder / "model.npz", arrays)
         log.say(f"{model.path}, {len(arrays)} arrays: {file}", "\n")
         return [file]
-    trained.check_kind(model, *hub.FAMILIES[family].outputs, needs_head=False)
+    own = f"{model.path}: an experiment of yours made this model, and may have changed it. Use --family={NPZ}"
+    errors.refuse((model.own is not None, own))
+    trained.check_kind(model, *hub.FAMILIES[family].heads, needs_head=False)
     trained.check_finite(model.path, shapes.flat(model.params))
-    params, fields = model.params, vars(model.fields)
-    if family in hub.LLAMAS and variants.split("relative_position", fields["relative_position"])[0] == "rotary":
-        params, fields = rope.in_halves(params, fields)
-    extras = model.facts | model.extras | {"ids": token_ids(model), "kind": model.kind}
+    facts = model.facts | {"ids": token_ids(model)}
     if model.kind == "image":
-        image_format = image_file.load_format(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
-        extras |= {"image": image_format["image"][:2], "class_names": image_format["classes"]}
-    published = hub.Published(family, params, fields, extras)
-    names = hub.write(folder, published)
+        facts |= {"image": model.image_format["image"][:2], "class_names": model.image_format["classes"]}
+    written = dataclasses.replace(model, model=vars(model.fields), facts=facts)
+    if family in hub.LLAMAS:
+        written = rope.in_halves(written)
+    names = hub.write(folder, written, family)
     if model.kind != "image":
         names += write_tokenizer(model, folder, family)
-    elif not image_format["assumed"]:
-        disk.write_json(folder / "preprocessor_config.json", preprocessor(image_format))
+    elif not model.image_format["assumed"]:
+        disk.write_json(folder / "preprocessor_config.json", preprocessor(model.image_format))
         names.append("preprocessor_config.json")
-    if (model.path / adapters.FILE).is_file() and params is model.params:
-        names += write_adapters(model, hub.rules(published), folder)
+    if (model.path / adapters.FILE).is_file() and written.params is model.params:
+        names += write_adapters(model, hub.list_lines(written, family), folder)
     files = [folder / name for name in names]
     log.say(f"{model.path}, written as {family}: {', '.join(map(str, files))}", "\n")
     return files
@@ -70,18 +67,17 @@ def run(
 
 def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
     """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
-    ids = model.extras.get("ids", {})
-    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not trained.find_tokenizer(model):
+    ids = model.facts.get("ids", {})
+    if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not pretrained_tokenizer.find(model.path):
         return ids
-    tokenizer = model.tokenizer
-    ends = trained.list_end_ids(model, tokenizer)
+    ends = trained.list_end_ids(model, model.tokenizer)
     end = ends if len(ends) > 1 else (ends or [None])[0]
-    return {"bos_token_id": tokenizer.bos, "eos_token_id": end, "pad_token_id": tokenizer.pad} | ids
+    return {"bos_token_id": model.tokenizer.bos, "eos_token_id": end, "pad_token_id": model.tokenizer.pad} | ids
 
 
 def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
     """Write the files of the model's tokenizer into the folder. Return their names."""
-    source = trained.find_tokenizer(model)
+    source = pretrained_tokenizer.find(model.path)
     files = pretrained_tokenizer.read_files(source) if source else {}
     with disk.writing(folder):
         for name, content in files.items():
@@ -92,11 +88,11 @@ def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -
     return [*files]
 
 
-def write_adapters(model: trained.Trained, rules: Any, folder: pathlib.Path) -> list[str]:
+def write_adapters(model: trained.Trained, lines: Any, folder: pathlib.Path) -> list[str]:
     """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
     settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")
-    if reason := adapters.write_peft(model.path, target, settings=settings, rules=rules):
+    if reason := adapters.write_peft(model.path, target, settings=settings, lines=lines):
         print(f"the adapters are not written separately: {reason}")
         return []
     return [f"adapters/{file.name}" for file in sorted(target.iterdir())]
@@ -120,4 +116,4 @@ def preprocessor(image_format: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

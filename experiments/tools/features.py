@@ -4,31 +4,26 @@ python -m experiments.tools.features --checkpoint=DIR --file=photographs --outpu
 python -m experiments.tools.features --checkpoint=DIR --file=reviews.csv --field=text,label --output=features.npz
 features.run("DIR", file="photographs", output="features.npz")
 
-Arrays of the file: `features` (n, D), float32 (trained.Trained.look explains them), and `names` (n,): image files,
-the beginnings of texts, or numbers. With classes also `labels` (n,), `classes` (C,), their names, and `held_out` (n,),
-True for what a run with this source holds out; it comes last. --names=hidden,q adds the activations of every layer,
-(M, n, ...).
+Arrays of the file: `features` (n, D), float32 (trained.Trained.look), and `names` (n,): image files, the beginnings of
+texts, or numbers. With classes also `labels` (n,), `classes` (C,), and `held_out` (n,): True for what a run with this
+source holds out; it comes last. --names=hidden,q adds the activations of every layer, (M, n, ...).
 """
 
 import functools
 import pathlib
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from experiments import command as commands
 from experiments.config import disk, errors
-from experiments.data import image_file, inputs as tool_inputs, labelled
+from experiments.data import inputs as tool_inputs, labelled
 from experiments.folder import log
 from experiments.pretrained import trained
 
 LETTERS = 80  # of a text, in `names`
 HELP = {
-    "file": "Images in the formats of image.source, or one image; or texts: a text per line, a table, class folders.",
-    "field": "The column of a table with the texts, or two columns, also with the classes: text,label.",
     "names": f"Activations to add, separated by commas: {', '.join(trained.ACTIVATIONS)}.",
     "output": "The new file, such as features.npz.",
 }
@@ -54,32 +49,17 @@ def run(
     if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
         data, lines = tool_inputs.read_image_set(str(file)), []
-        names, fetch = data.names, fetch_images(data.items, model.image_format)
+        names, fetch = data.names, trained.fetch_images(data.items, model.image_format)
     else:
         data = tool_inputs.read_text_set(str(file), field)
         names = [" ".join(content.split())[:LETTERS] for content in data.items]
-        fetch, lines = encode_texts(data.items, model)
+        N, classifies = model.facts["N"], model.kind == "classes"
+        id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, data.items, N=N, classifies=classifies)
+        lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
+        fetch = trained.fetch_texts(id_BN, valid_BN)
     log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
     arrays = compute(look, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
     return commands.save_arrays(new, arrays)
-
-
-def fetch_images(items: Sequence, form: dict[str, Any]) -> trained.Fetch:
-    """Return a function that fetches images, normalised like those of a model. items: files, or an array of images."""
-    if not isinstance(items, np.ndarray):
-        return trained.fetch_images(items, form)
-    image_BYXZ = image_file.prepare(items, form)
-    return lambda index_B: (image_BYXZ[index_B], None)
-
-
-def encode_texts(texts: Sequence[str], model: trained.Trained) -> tuple[trained.Fetch, list[str]]:
-    """Return a function that fetches the ids of texts, padded to the longest, and lines about the texts."""
-    N = model.facts["N"]
-    id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=N, classifies=model.kind == "classes")
-    longest = valid_BN.sum(1).max()
-    id_BN, valid_BN = id_BN[:, :longest], valid_BN[:, :longest]
-    lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
-    return lambda index_B: (id_BN[index_B], valid_BN[index_B]), lines
 
 
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
@@ -90,10 +70,7 @@ def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
 
 
 def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the results of Trained.activations for all n inputs, and print their size before.
-
-    Raises UserError if the results do not fit into memory.
-    """
+    """Return Trained.activations of all n inputs, and print their size. Raises UserError if they exceed the memory."""
     sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
@@ -104,4 +81,4 @@ def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathl
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -5,14 +5,11 @@ python -m experiments.tools.fill --checkpoint=DIR --file=prompts.txt --output=fi
 fill.run("DIR", prompt="The [MASK] sat on the mat.")
 
 The tool prints and returns the text with the most likely tokens, and for each [MASK] the five most likely tokens with
-their probabilities. --file names many texts: one per line, in a column of a table (--field), or in files of a folder.
-Each has a row in the file --output: the text, the filled text, and for each [MASK] the most likely token with its
-probability.
+their probabilities. Of many texts, each has a row in the file --output (docs/using_models.md).
 """
 
 import functools
 import itertools
-import sys
 
 import jax
 import numpy as np
@@ -25,10 +22,7 @@ from experiments.pretrained import trained
 MASK = "[MASK]"
 TOP = 5  # most likely tokens for each mask
 BATCH = 2**11  # tokens of a batch, each with the logits of the whole vocabulary
-HELP = {
-    "prompt": "The text, with a [MASK] for each token to fill in.",
-    "file": "Many such texts: a file with one per line, a table (--field), or a folder of files.",
-}
+HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
 
 
 def run(
@@ -42,10 +36,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the text with its masks filled in, and a line for each mask. With workdir, write filled.txt.
-
-    Of several texts, print and return these lines of each, or write the file `output`.
-    """
+    """Print and return each text filled in, with a line for each mask, or write the file `output`."""
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
     out, csv_file = commands.output(workdir, "filled.txt"), commands.output_table(output)
     model = commands.load(checkpoint, trust, device, "masked")
@@ -70,10 +61,7 @@ def run(
 
 
 def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:
-    """Return the token ids of the text, with the mask token for each [MASK]. name: what the text is, for messages.
-
-    Raises UserError for a text without a [MASK], or of more than N tokens.
-    """
+    """Return the token ids of the text `name`. Raises UserError for one without a [MASK], or of more than N tokens."""
     if tokenizer.mask is None:
         raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
     parts, mask = text.split(MASK), tokenizer.name(tokenizer.mask)
@@ -85,30 +73,21 @@ def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "th
             pieces += [[tokenizer.mask], tokenizer.encode(part, specials=False)]
         id_N = np.concatenate(pieces).astype(np.int32)
     masks, n = len(parts) - 1, len(id_N)
-    unmarked = masks == 0 or np.sum(id_N == tokenizer.mask) != masks
-    errors.refuse(
-        (
-            unmarked,
-            f"{name} needs a {MASK} for each token to fill in, whatever the model calls its mask token. "
-            f"Write for example --prompt='The {MASK} sat'.",
-        ),
-        (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."),
-    )
+    rule = f"{name} needs a {MASK} for each token to fill in, whatever the model calls its mask token. "
+    unmarked = (masks == 0 or np.sum(id_N == tokenizer.mask) != masks, f"{rule}Example: --prompt='The {MASK} sat'.")
+    errors.refuse(unmarked, (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."))
     return id_N
 
 
 def fill_in(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
-    """Return the text with the most likely token for each mask. p_RW: as in `table`."""
+    """Return the text with the most likely token for each of the R masks in id_N. p_RW: probabilities of W tokens."""
     filled_N = id_N.copy()
     filled_N[id_N == tokenizer.mask] = p_RW.argmax(-1)
     return tokenizer.decode(filled_N.tolist())
 
 
 def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
-    """Return the text with its masks filled in, and a line with the most likely tokens of each mask.
-
-    p_RW: the probabilities of the W tokens, in a row for each of the R masks in id_N.
-    """
+    """Return the text with its masks filled in, and a line with the most likely tokens of each of the R masks."""
     lines = [fill_in(tokenizer, id_N, p_RW)]
     for number, p_W in enumerate(p_RW, 1):
         likely = np.argsort(-p_W, kind="stable")[:TOP].tolist()
@@ -118,4 +97,4 @@ def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -16,16 +16,17 @@ from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
 ROUND = 8  # tokens of each text in a round; then they are transferred to the host
-GROWS = 2**14  # positions in all caches; reading fewer empty positions costs less than another compilation
+# Positions in all caches. Smaller caches have their full size from the start, because reading empty positions costs
+# less than another compilation; larger ones start with a quarter of it and grow.
+GROWS = 2**14
 
 
 class Generator:
-    """The compiled functions that draw tokens after prompts.
+    """The compiled functions that draw tokens after prompts, on a mesh of one device.
 
-    mask(length_B) is the mask of the prompts, and mask() the mask of new tokens. mesh: one device. stop: the ids that
-    end a text. context: tokens that the model reads at once, None for no limit; in longer texts the window moves
-    (generate.window). grows: caches with fewer positions in total have their full size from the start; larger ones
-    start with a quarter of it and grow. options: arguments of generate.begin and generate.extend, such as temperature.
+    mask(length_B) is the mask of the prompts, mask() that of new tokens. stop: the ids that end a text. context: tokens
+    that the model reads at once, None for no limit; in longer texts the window moves (generate.window). options:
+    arguments of generate.begin and generate.extend, such as temperature.
     """
 
     def __init__(
@@ -37,11 +38,10 @@ class Generator:
         mesh: Mesh,
         stop: Sequence[int],
         context: int | None = None,
-        grows: int = GROWS,
         **options: float,
     ):
         self.model, self.params, self.mask, self.mesh = model, params, mask, mesh
-        self.stop, self.context, self.grows = frozenset(stop), context, grows
+        self.stop, self.context = frozenset(stop), context
         self.options = options | {"stop": sorted(self.stop)}
         self.begin = jax.jit(self._begin, static_argnames="steps")
         self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames="is_window")
@@ -51,17 +51,14 @@ class Generator:
     def _begin(self, params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array, steps: int) -> Any:
         """Return the state after reading the prompts and drawing one token."""
         B, N = prompt_BN.shape
-        if self.exceeds(N):
-            start, _ = self._window(params, N + steps)
-        else:
-            start = self._start(params, length_B, self.capacities(B, N, steps)[0])
+        first = self.capacities(B, N, steps)[0]
+        start = self._window(params, N + steps)[0] if self.exceeds(N) else self._start(params, length_B, first)
         return generate.begin(start, prompt_BN, length_B, key, steps=steps, **self.options)
 
     def _extend(self, params: Any, state: generate.State, is_window: bool = False) -> generate.State:
         """Return the state ROUND tokens later. params: by_layer(params), but of a moving window params themselves."""
-        step = functools.partial(self.model.step, params, mask=self.mask())
-        if is_window:
-            _, step = self._window(params, state.w_BN.shape[1])
+        window = self._window(params, state.w_BN.shape[1])[1] if is_window else None
+        step = window or functools.partial(self.model.step, params, mask=self.mask())
         return generate.extend(step, state, steps=ROUND, **self.options)
 
     def _start(self, params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
@@ -78,7 +75,7 @@ class Generator:
         """Return the positions in a cache for B prompts of N tokens: at first, in an increment, and in the end."""
         last = N + steps if self.context is None else min(N + steps, self.context)
         quarter = max(ROUND, -(-last // 4))
-        return last if B * last < self.grows else max(N + ROUND, quarter), quarter, last
+        return last if B * last < GROWS else max(N + ROUND, quarter), quarter, last
 
 
 def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
@@ -89,10 +86,7 @@ def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
 
 
 def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -> Iterator[list[list[int]]]:
-    """Yield the new tokens of each text, round by round, until all texts are complete or have `steps` new tokens.
-
-    key: one key, or key_B with a key for each text.
-    """
+    """Yield the new tokens of each text by rounds, up to `steps` tokens. key: one key, or key_B with one for each."""
     params = jax.device_put(generator.params)
     layers, prompt_BN = generator.by_layer(params), pad(ids, generator.context)
     start_B = np.array([len(row) for row in ids])  # the first tokens that are not yielded yet
@@ -124,9 +118,8 @@ def requests(generator: Generator, ids: list[list[int]], *, steps: int) -> Itera
 
     prompt_BN = pad(ids, generator.context)[:, : generator.context]
     B, N = prompt_BN.shape
-    arguments = abstract(
-        lambda *arrays: (*arrays, jax.random.key(0)), generator.params, prompt_BN, np.zeros(B, np.int32)
-    )
+    length_B = np.zeros(B, np.int32)
+    arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), generator.params, prompt_BN, length_B)
     begin = jax.jit(functools.partial(generator.begin, steps=steps))
     yield topologies.Request(f"reading {B} x {N} tokens and drawing the first", begin, arguments)
     layers, state = abstract(generator.by_layer, generator.params), abstract(begin, *arguments)

@@ -10,11 +10,10 @@ conditions and seeds. A run that is in two folders must have the same result in 
 """
 
 import pathlib
-import sys
 
 from experiments import command as commands
 from experiments.config import by_name, disk
-from experiments.folder import log, workdir as workdirs
+from experiments.folder import log
 from experiments.studies import results, study as studies
 
 HELP = {
@@ -28,15 +27,13 @@ def run(workdir: commands.Path, *, also: tuple[str, ...] = (), correction: str =
     """Write the report. Print and return its verdict."""
     folder, *parts = map(pathlib.Path, (workdir, *also))
     by_name.choose("correction", correction, {"study": None, "condition": None})
+    study = studies.read(results.combine([folder, *parts]))._replace(correction=correction, also=parts)
     with disk.writing(folder):
-        study = studies.read(results.combine([folder, *parts]))  # raises UserError before anything is written
-        study = study._replace(correction=correction, also=parts)
-        with workdirs.lock(folder):
-            files = results.write_report(folder, study=study)
-    verdict = results.format_text(folder, study)
+        files = results.write_report(folder, correction=correction, also=parts)
+    verdict = results.format_text(study, results.analyse(folder, study))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")
     return verdict
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -79,10 +79,7 @@ def run(
     workdir: commands.Path = "",
     **options: Options,
 ) -> str | list[str] | None:
-    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines.
-
-    options: the fields of Options.
-    """
+    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines."""
     options, file = check_options(Options(**options)), commands.output(workdir, "sample.txt")
     model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     if model.tokenizer.has_chat_template:
@@ -115,15 +112,13 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
     """Return a generator with the model's mask, context and end tokens."""
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
-        if model.kind == "prefix" and length_B is not None:
-            return build.add_window(model.fields, masks.prefix(length_B))
-        return build.add_window(model.fields, masks.causal)
+        is_prefix = model.kind == "prefix" and length_B is not None
+        return build.add_window(model.fields, masks.prefix(length_B) if is_prefix else masks.causal)
 
     N, stop = model.facts["N"], trained.list_end_ids(model, model.tokenizer)
     context = None if checks.has_unlimited_context(model.fields, N=N) else N
-    filters = {name: getattr(options, name) for name in FILTERS}
-    network, params = model.network(), model.params
-    return generation.Generator(network, params, mask=mask, mesh=mesh, stop=stop, context=context, **filters)
+    arguments = {name: getattr(options, name) for name in FILTERS} | {"mesh": mesh, "stop": stop, "context": context}
+    return generation.Generator(model.network(), model.params, mask=mask, **arguments)
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
@@ -151,15 +146,15 @@ def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
         return until(session.model.tokenizer.stream(new, after=ids[b]), session.options.stop)
 
     if len(prompts) == 1:
-        parts = []
+        texts = [""]
         for part in itertools.chain(prompts, decode(0, itertools.chain.from_iterable(row for (row,) in rounds))):
             log.say(part)
-            parts.append(part)
+            texts[0] += part
         log.say("\n")
-        return ["".join(parts)]
+        return texts
     new = [itertools.chain(*rows) for rows in zip(*rounds, strict=True)]
     texts = [text + "".join(decode(b, new[b])) for b, text in enumerate(prompts)]
-    log.say("\n\n".join(texts) + "\n")
+    log.say("\n\n".join(texts), "\n")
     return texts
 
 
@@ -190,4 +185,4 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

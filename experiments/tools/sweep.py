@@ -35,10 +35,7 @@ def load_settings(path: str, changes: Mapping[str, Any], grid: Grid | None) -> c
 
 
 def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Return the config of a study with an arm for each combination. The values of `seed` become the study's seeds.
-
-    Raises UserError if a setting or value is invalid, or if there is one arm.
-    """
+    """Return the config of a study with an arm for each combination. Raises UserError if there is only one."""
     errors.refuse(("study" in config, "a sweep of a study is not possible: add arms to study.arms, or use study.tune"))
     values: dict[str, list] = {key: [] for key in grid}
     for key, texts in grid.items():
@@ -49,10 +46,9 @@ def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.
             values[key] += [value] * (value not in values[key])
     seeds = values.pop("seed", [config.seed])
     combinations = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
-    if len(combinations) < 2:
-        names = ", ".join(grid) or "no setting"
-        rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
-        raise errors.UserError(f"the sweep of {names} has fewer than two combinations. {rule}")
+    few = f"the sweep of {', '.join(grid) or 'no setting'} has fewer than two combinations"
+    rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
+    errors.refuse((len(combinations) < 2, f"{few}. {rule}"))
     study = configs.get_base("ablation", of=config)
     study.log, study.seed = config.log, configs.get_base().seed
     # The first combination is the reference, so that it stays when values are added.

@@ -3,9 +3,8 @@
 python -m experiments.tools.translate --checkpoint=DIR --file=test.en --reference=test.es --workdir=OUT
 translate.run("DIR", file="test.en", reference=("test.es",), workdir="OUT")
 
-Each line of a file is a sentence, and each reference has a translation of every line. With a reference, the tool prints
-chrF and BLEU of the file for greedy decoding and for a beam of 4, with the signatures of sacrebleu. Without one, it
-prints the translations. The tool writes the translations of the beam, line by line, to OUT/translations.txt.
+Each line of a file is a sentence. With a reference, the tool prints chrF and BLEU for greedy decoding and for a beam of
+4, with the signatures of sacrebleu. Without one, it prints the translations. OUT/translations.txt is from the beam.
 """
 
 import pathlib
@@ -21,10 +20,7 @@ from experiments.pretrained import trained
 
 BATCH = 64  # sentences that are translated together
 MIN_SHARE = 0.2  # the least share of common words of a language among the words of a text in this language
-HELP = {
-    "file": "The sentences, one per line.",
-    "reference": "Their translations; repeat the flag for more files.",
-}
+HELP = {"file": "The sentences, one per line.", "reference": "Their translations; repeat the flag for more files."}
 
 
 def run(
@@ -47,8 +43,7 @@ def run(
         raise errors.UserError(f"{file} is empty. It needs a sentence on each line.")
     tokenizer, N, B = pairs.Subwords(model.tokenizer.library), model.facts["N"], len(sources)
     if is_target_language(model, sources):
-        message = f"warning: {file} looks like the model's target language, not its source language"
-        print(message, file=sys.stderr, flush=True)
+        print(f"warning: {file} looks like the model's target language, not its source language", file=sys.stderr)
     translate = translation.make_translator(model.network(), tokenizer, N=N, batch=min(BATCH, B))
     translations = translate(model.params, sources)
     if references:
@@ -56,9 +51,7 @@ def run(
         lines = [f"{B:,} sentences; {n_long:,} of more than {N - 1} tokens, scored as empty translations"]
         for name, texts in translations.items():
             lines += [f"{name}:", translation_score.format_scores(texts, list(zip(*references, strict=True)))]
-        log.say("\n".join(lines), "\n")
-    else:
-        log.say("\n".join(translations["beam"]), "\n")
+    log.say("\n".join(lines if references else translations["beam"]), "\n")
     commands.save("\n".join(translations["beam"]), out)
     return translations["beam"]
 
@@ -73,4 +66,4 @@ def is_target_language(model: trained.Trained, sources: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv))
+    commands.main(run, HELP)

@@ -15,15 +15,13 @@ import itertools
 import math
 import pathlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 
 from experiments import command as commands
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import files as data_files, tables as data_tables
-from experiments.devices import mesh as meshes
-from experiments.folder import log, workdir as workdirs
-from experiments.studies import plan, results, runs as study_runs, sentences, statistics, study as studies
+from experiments.folder import log
+from experiments.studies import plan, results, runs as study_runs, scaling, sentences, statistics, study as studies
 
 HELP = {
     "metric": "The column to compare. Not needed if there is only one.",
@@ -56,10 +54,7 @@ def run(
     correction: str = "study",
     workdir: commands.Path = "",
 ) -> results.Analysis:
-    """Print the tables and the verdict, write the report, and return the analysis. table: a list of one CSV file.
-
-    Raises UserError if a column, an arm or a number is missing or invalid.
-    """
+    """Print the verdict, write the report, and return the analysis of the one CSV file in `table`."""
     errors.refuse(
         (len(table) != 1, "name one table: python -m experiments.tools.verdict results.csv --metric=loss"),
         (successive and reference, f"--reference={reference} has no use with --successive. Leave one of them out"),
@@ -67,34 +62,29 @@ def run(
     by_name.choose("correction", correction, {"study": None, "condition": None})
     configs.at_least(1, {"--looks": looks})
     configs.at_least(0, {"--margin": margin})
-    file, folder = pathlib.Path(table[0]), pathlib.Path(workdir)
-    if str(workdir):
-        disk.check_new(folder, "--workdir")
+    file, folder = pathlib.Path(table[0]), disk.check_new(pathlib.Path(workdir), "--workdir") if str(workdir) else None
     runs, metric = read(file, metric, better)
     source = f"{len(runs)} rows of {file.name}, SHA-256 {hashlib.sha256(disk.read_bytes(file)).hexdigest()}"
     runs = pair_successive(runs) if successive else runs
     study = make_study(file.name, runs, metric, OLD if successive else reference, margin)
     study = study._replace(looks=looks, correction=correction)
     conditions = statistics.analyse(study, runs)
-    laws = [] if successive else results.analyse_laws(conditions)
+    laws = [] if successive else scaling.families(conditions)
     analysis = results.Analysis(runs, conditions, plan.NOTHING, laws)
-    log.say(results.format_analysis(study, analysis), "\n")
-    if count := count_without_partner(conditions):
+    log.say(results.format_text(study, analysis), "\n")
+    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
+    if count := sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs):
         log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
-    if str(workdir):
-        session = {"source": source, "versions": meshes.versions(), "commit": workdirs.read_commit()[0]}
+    if folder:
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            files = results.write_files(folder, study, analysis, session=session)
+            files = results.write_files(folder, study, analysis, session={"source": source})
         log.say("\n".join(["", *(f"  {path}" for path in files)]), "\n")
     return analysis
 
 
 def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.Run], str]:
-    """Return the rows of a table as finished runs, and the metric ("": the only one in the table).
-
-    Print which values are better, and what is read in another way than it is written.
-    """
+    """Return the rows as finished runs, and the metric ("": the only one). Print how the table is read."""
     runs: dict[tuple[str, str, int], study_runs.Run] = {}
     spellings: dict[str, set[str]] = {}  # arm -> its names in the table
     with disk.reading(file):
@@ -115,10 +105,10 @@ def read(file: pathlib.Path, metric: str, better: str) -> tuple[list[study_runs.
     errors.refuse((len(spellings) < 2, f"{file} has {len(spellings)} of the two or more arms that a comparison needs"))
     check_scale(metric, [run.value(metric) for run in runs.values()])
     direction = choose_direction(metric, better)
-    other = "more" if direction == "less" else "less"
+    other = {"less": "more", "more": "less"}[direction]
     lines = [f"{metric}: {sentences.COMPARATIVES[direction]} is better. --better={other} would say the opposite."]
-    if diverged := sum(run.value(metric) is None for run in runs.values()):
-        lines.append(f"rows without a finite {metric}, which count as diverged runs: {diverged:,}")
+    diverged = sum(run.value(metric) is None for run in runs.values())
+    lines += [f"rows without a finite {metric}, which count as diverged runs: {diverged:,}"] * bool(diverged)
     lines += [f"one arm, {arm!r}: {sorted(written)}" for arm, written in spellings.items() if len(written) > 1]
     log.say("\n".join([*lines, ""]), "\n")
     return [*runs.values()], metric
@@ -155,10 +145,7 @@ def check_scale(metric: str, values: Sequence[float | None]) -> None:
 
 
 def read_run(place: str, cells: Mapping[str, str], metric: str, better: str) -> study_runs.Run:
-    """Return the run in a row. Without a seed it gets the negative number of its line, which no other run has.
-
-    Raises ValueError for an empty arm, a cell that is not a number, or a seed that is not a whole number.
-    """
+    """Return the run in a row. Minus its line stands for a missing seed. Raises ValueError if a cell is invalid."""
     names = {"seed", "steps", "diverged_at", "params", "flops_per_token", metric} & cells.keys()
     numbers: dict[str, float] = {}
     for name in names | {name for name in cells if name.startswith("eval/")}:
@@ -187,12 +174,6 @@ def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
     return paired
 
 
-def count_without_partner(conditions: Sequence[statistics.Condition]) -> int:
-    """Return the number of runs whose seed has no result in the other arm, so that no pair has them."""
-    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
-    return sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs)
-
-
 def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:
     """Return the study that has these runs. Raises UserError if the reference ("": the last arm) is missing."""
     seeds: dict[tuple[str, str], set[int]] = {}
@@ -203,18 +184,10 @@ def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference
     by_name.choose("reference", reference, dict.fromkeys(arms))
     common = set.intersection(*seeds.values())
     is_complete = len(seeds) == len(arms) * len(conditions) and all(common == each for each in seeds.values())
-    return studies.Study(
-        experiment=name,
-        conditions=[studies.Named(condition, {}) for condition in conditions],
-        arms=[studies.Named(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)],
-        seeds=sorted(common) if is_complete else [],
-        reference=reference,
-        metric=dict.fromkeys(conditions, metric),
-        threshold=dict.fromkeys(conditions, 0.0),
-        margin=dict.fromkeys(conditions, margin),
-        looks=1,
-    )
+    conditions = [studies.Condition(condition, {}, metric, margin=margin) for condition in conditions]
+    arms = [studies.Arm(arm, {}) for arm in sorted(arms, key=lambda arm: arm == reference)]
+    return studies.Study(name, conditions, arms, seeds=sorted(common) if is_complete else [])
 
 
 if __name__ == "__main__":
-    sys.exit(commands.main(run, HELP, sys.argv, positional="table"))
+    commands.main(run, HELP, positional="table")

@@ -69,7 +69,7 @@ def test_a_process_takes_steps_on_request():
     process.close()
     with raises(participant.Unavailable, "no such library"):
         participant.Participant("one", ("stand_in", "missing"), SIZE)
-    with raises(RuntimeError, "one"):
+    with raises(RuntimeError, "the model cannot be built"):
         participant.Participant("one", ("stand_in", "fails"), SIZE)
 
 

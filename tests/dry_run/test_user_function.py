@@ -1,7 +1,5 @@
 """A user's function is compiled for described chips, or for this machine, and mistakes name the file and the line."""
 
-import contextlib
-import io
 import json
 import pathlib
 import re
@@ -11,7 +9,6 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments import command as commands
 from experiments.config import errors, files as config_files
 from experiments.devices import compilation
 from experiments.dry_run import __main__ as command, topology as topologies, user_function as user_functions
@@ -72,9 +69,7 @@ def my_file(tmp_path, monkeypatch):
 
 
 def dry_run(*argv: str) -> tiny.Outcome:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = commands.main(command.run, command.HELP, ["dry_run", *argv], positional="functions")
-    return tiny.Outcome(code, out.getvalue(), err.getvalue())
+    return tiny.call(command.run, command.HELP, *argv, positional="functions")
 
 
 def test_a_plain_function_is_compiled_for_this_machine():

@@ -388,7 +388,7 @@ def test_a_study_can_freeze_parameters():
     arms = [["fixed", {"optim.frozen": ["embed"]}], ["free", {}]]
     settings = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
     program, devices = studies.programs(studies.runs(settings, studies.read(settings)))[0], meshes.make(data=1)
-    prepared = programs.prepare(program, devices)
+    prepared = programs.prepare(programs.Checked(program, lines=[], steps=1, params=1, flops=1), devices)
     assert prepared.vmapped.task.frozen == ["embed"] and prepared.vmapped.task is prepared.plan.task
 
 

@@ -1,12 +1,13 @@
 """Small random models in the file formats of published families, and small folders of runs.
 
-The names and shapes are from the state dicts of the transformers library. `*` stands for the number of a layer.
+The names and shapes are from the state dicts of the transformers library. `*` stands for the number of a layer, and
+`name+` for name.weight and name.bias, a number for each row.
 """
 
 import contextlib
 import io
+import itertools
 import json
-import math
 import pathlib
 import shutil
 
@@ -20,33 +21,25 @@ from experiments.folder import checkpoint
 from experiments.pretrained import safetensors
 
 M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13
-GPT2 = f"""wte.weight {W} {D}|wpe.weight {N} {D}|ln_f.weight {D}|ln_f.bias {D}
-h.*.ln_1.weight {D}|h.*.ln_1.bias {D}|h.*.ln_2.weight {D}|h.*.ln_2.bias {D}
-h.*.attn.c_attn.weight {D} {3 * D}|h.*.attn.c_attn.bias {3 * D}|h.*.attn.c_proj.weight {D} {D}|h.*.attn.c_proj.bias {D}
-h.*.mlp.c_fc.weight {D} {F}|h.*.mlp.c_fc.bias {F}|h.*.mlp.c_proj.weight {F} {D}|h.*.mlp.c_proj.bias {D}"""
-_BERT = f"""attention.self.query.weight {D} {D}|attention.self.query.bias {D}|attention.self.key.weight {D} {D}
-attention.self.key.bias {D}|attention.self.value.weight {D} {D}|attention.self.value.bias {D}
-attention.output.dense.weight {D} {D}|attention.output.dense.bias {D}|attention.output.LayerNorm.weight {D}
-attention.output.LayerNorm.bias {D}|intermediate.dense.weight {F} {D}|intermediate.dense.bias {F}
-output.dense.weight {D} {F}|output.dense.bias {D}|output.LayerNorm.weight {D}|output.LayerNorm.bias {D}"""
-BERT = f"""embeddings.word_embeddings.weight {W} {D}|embeddings.position_embeddings.weight {N} {D}
-embeddings.token_type_embeddings.weight 2 {D}|embeddings.LayerNorm.weight {D}|embeddings.LayerNorm.bias {D}
-pooler.dense.weight {D} {D}|pooler.dense.bias {D}
-""" + "\n".join(f"encoder.layer.*.{line}" for line in _BERT.replace("|", "\n").splitlines())
-BERT_HEADS = f"""cls.predictions.bias {W}|cls.predictions.transform.dense.weight {D} {D}
-cls.predictions.transform.dense.bias {D}|cls.predictions.transform.LayerNorm.weight {D}
-cls.predictions.transform.LayerNorm.bias {D}|cls.seq_relationship.weight 2 {D}|cls.seq_relationship.bias 2"""
-_VIT = f"""attention.attention.query.weight {D} {D}|attention.attention.query.bias {D}
-attention.attention.key.weight {D} {D}|attention.attention.key.bias {D}|attention.attention.value.weight {D} {D}
-attention.attention.value.bias {D}|attention.output.dense.weight {D} {D}|attention.output.dense.bias {D}
-intermediate.dense.weight {F} {D}|intermediate.dense.bias {F}|output.dense.weight {D} {F}|output.dense.bias {D}
-layernorm_before.weight {D}|layernorm_before.bias {D}|layernorm_after.weight {D}|layernorm_after.bias {D}"""
-VIT = f"""embeddings.cls_token 1 1 {D}|embeddings.position_embeddings 1 7 {D}
-embeddings.patch_embeddings.projection.weight {D} 2 5 5|embeddings.patch_embeddings.projection.bias {D}
-layernorm.weight {D}|layernorm.bias {D}
-""" + "\n".join(f"encoder.layer.*.{line}" for line in _VIT.replace("|", "\n").splitlines())
 LLAMA_D, LLAMA_H, LLAMA_G, LLAMA_K = 18, 6, 2, 4
 _D, _Q, _G = LLAMA_D, LLAMA_H * LLAMA_K, LLAMA_G * LLAMA_K
+GPT2 = f"""wte.weight {W} {D}|wpe.weight {N} {D}|ln_f+ {D}|h.*.ln_1+ {D}|h.*.ln_2+ {D}
+h.*.attn.c_attn.weight {D} {3 * D}|h.*.attn.c_attn.bias {3 * D}|h.*.attn.c_proj+ {D} {D}
+h.*.mlp.c_fc.weight {D} {F}|h.*.mlp.c_fc.bias {F}|h.*.mlp.c_proj.weight {F} {D}|h.*.mlp.c_proj.bias {D}"""
+_BERT = f"""attention.self.query+ {D} {D}|attention.self.key+ {D} {D}|attention.self.value+ {D} {D}
+attention.output.dense+ {D} {D}|attention.output.LayerNorm+ {D}|intermediate.dense+ {F} {D}|output.dense+ {D} {F}
+output.LayerNorm+ {D}"""
+BERT = f"""embeddings.word_embeddings.weight {W} {D}|embeddings.position_embeddings.weight {N} {D}
+embeddings.token_type_embeddings.weight 2 {D}|embeddings.LayerNorm+ {D}|pooler.dense+ {D} {D}
+""" + "\n".join(f"encoder.layer.*.{line}" for line in _BERT.replace("|", "\n").splitlines())
+BERT_HEADS = f"""cls.predictions.bias {W}|cls.predictions.transform.dense+ {D} {D}
+cls.predictions.transform.LayerNorm+ {D}|cls.seq_relationship+ 2 {D}"""
+_VIT = f"""attention.attention.query+ {D} {D}|attention.attention.key+ {D} {D}|attention.attention.value+ {D} {D}
+attention.output.dense+ {D} {D}|intermediate.dense+ {F} {D}|output.dense+ {D} {F}|layernorm_before+ {D}
+layernorm_after+ {D}"""
+VIT = f"""embeddings.cls_token 1 1 {D}|embeddings.position_embeddings 1 7 {D}
+embeddings.patch_embeddings.projection+ {D} 2 5 5|layernorm+ {D}
+""" + "\n".join(f"encoder.layer.*.{line}" for line in _VIT.replace("|", "\n").splitlines())
 LLAMA = f"""embed_tokens.weight {W} {_D}|norm.weight {_D}
 layers.*.self_attn.q_proj.weight {_Q} {_D}|layers.*.self_attn.k_proj.weight {_G} {_D}
 layers.*.self_attn.v_proj.weight {_G} {_D}|layers.*.self_attn.o_proj.weight {_D} {_Q}
@@ -64,9 +57,8 @@ CONFIGS = {
 }
 PREFIXES = {"gpt2": "transformer.", "bert": "bert.", "vit": "vit.", "llama": "model."}
 BODIES = {"gpt2": GPT2, "bert": BERT, "vit": VIT, "llama": LLAMA}
-HEADS = {"gpt2": "", "bert": BERT_HEADS, "vit": f"classifier.weight 3 {D}|classifier.bias 3"} | {
-    "llama": f"lm_head.weight {W} {_D}"
-}
+HEADS = {"gpt2": "", "bert": BERT_HEADS, "vit": f"classifier+ 3 {D}"}
+HEADS |= {"llama": f"lm_head.weight {W} {_D}"}
 
 
 def tensors(family: str, *, prefix: str | None = None, layers: int = M) -> dict[str, np.ndarray]:
@@ -76,10 +68,10 @@ def tensors(family: str, *, prefix: str | None = None, layers: int = M) -> dict[
     for beginning, text in ((prefix, BODIES[family]), ("", HEADS[family])):
         for entry in filter(None, text.replace("|", "\n").splitlines()):
             name, *shape = entry.split()
-            for m in range(layers if "*" in name else 1):
-                shape_ = [int(n) for n in shape]
-                array = rng.standard_normal(math.prod(shape_)).reshape(shape_)
-                arrays[beginning + name.replace("*", str(m))] = array.astype(np.float32)
+            both = {name: shape} if name[-1] != "+" else {f"{name[:-1]}.weight": shape, f"{name[:-1]}.bias": shape[:1]}
+            for m, (key, sizes) in itertools.product(range(layers if "*" in name else 1), both.items()):
+                array = rng.standard_normal([*map(int, sizes)])
+                arrays[beginning + key.replace("*", str(m))] = array.astype(np.float32)
     return arrays
 
 

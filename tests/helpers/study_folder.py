@@ -31,13 +31,9 @@ def make_study(
     """Return a study whose reference is the last arm."""
     return studies.Study(
         experiment="language",
-        arms=[studies.Named(arm, {"model.score": arm}) for arm in arms],
-        conditions=[studies.Named(condition, {}) for condition in conditions],
+        arms=[studies.Arm(arm, {"model.score": arm}) for arm in arms],
+        conditions=[studies.Condition(condition, {}, metric, threshold, margin) for condition in conditions],
         seeds=list(seeds),
-        reference=arms[-1],
-        metric=dict.fromkeys(conditions, metric),
-        threshold=dict.fromkeys(conditions, threshold),
-        margin=dict.fromkeys(conditions, margin),
         correction=correction,
         looks=looks,
     )

@@ -57,8 +57,14 @@ def run(*arguments: str) -> Outcome:
 def command(tool, **values) -> Outcome:
     """Run `python -m experiments.tools.TOOL --NAME=VALUE ...` in this process. A list repeats its flag."""
     pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
+    return call(tool.run, tool.HELP, *(f"--{name}={one}" for name, one in pairs))
+
+
+def call(function, help, *argv, positional="") -> Outcome:
+    """Call the function of a command with these arguments, in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = commands.main(tool.run, tool.HELP, [tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
+        argv = ["command", *map(str, argv)]
+        code = commands.exit_code(lambda: function(**commands.arguments(function, help, argv, positional=positional)))
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

@@ -18,7 +18,7 @@ from experiments.config import errors, settings as configs
 from experiments.devices import mesh as meshes
 from experiments.engine import run as runs, run_plan, train_step
 from experiments.folder import checkpoint
-from experiments.pretrained import adapters, families, gpt2, hub, open_model, safetensors
+from experiments.pretrained import adapters, families, gpt2, hub, open_model, safetensors, tensors as hub_tensors
 from experiments.tools import export
 from tfm import layout as layouts, lora, shapes
 
@@ -102,18 +102,10 @@ def test_sharded_weights_and_adapters_take_the_same_step_as_on_one_device():
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-5) and metrics[0][1] > 0.01
 
 
-REFUSED = [
-    ("8:haed", ["haed", '"head"']),
-    ("8:mlp,b_D", ["b_D"]),
-    ("0", ["'0'"]),
-    ("score:8", ["'score:8'"]),
-    ("8:mlp:0", ["alpha"]),
-]
-
-
 def test_adapters_without_a_matrix_a_trained_model_or_anything_to_train_are_refused(tmp_path):
-    for value, parts in REFUSED:
-        with raises(errors.UserError, "optim.lora", *parts):
+    refused = {"8:haed": '"head"', "8:mlp,b_D": "b_D", "0": "'0'", "score:8": "'score:8'", "8:mlp:0": "alpha"}
+    for value, part in refused.items():
+        with raises(errors.UserError, "optim.lora", part):
             adapters.add_adapters(*prepare_small(value))
     settings, work = prepare_small("2:mlp,head")
     settings = settings.replace({"optim.frozen": ["lora"]})
@@ -147,7 +139,7 @@ def test_peft_saves_the_trained_layers_and_not_all_modules_around_them(tmp_path)
     safetensors.write(tmp_path / adapters.FILE, flat)
     settings = {"optim": {"lora": "2:Uq_HKD"}, "init_from": "bert", "model": model.model}
     (tmp_path / "out").mkdir()
-    assert adapters.write_peft(tmp_path, tmp_path / "out", settings=settings, rules=hub.rules(model)) == ""
+    assert adapters.write_peft(tmp_path, tmp_path / "out", settings=settings, lines=hub.list_lines(model, "bert")) == ""
     saved = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["modules_to_save"]
     assert saved == ["bert.pooler.dense", "classifier"]
 
@@ -184,8 +176,8 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     for model in (peft.PeftModel.from_pretrained(base, tmp_path / "out" / "adapters"), merged):
         logits = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
-    rules = gpt2.lines({"tied_output": True}, gpt2.FAMILY)  # queries, keys and values in one tensor
-    assert "blocks/score/Uq_HKD" in adapters.write_peft(run_folder, tmp_path, settings=config, rules=rules)
+    lines = hub_tensors.select(gpt2.FAMILY.table, our_model.params)  # queries, keys and values in one tensor
+    assert "blocks/score/Uq_HKD" in adapters.write_peft(run_folder, tmp_path, settings=config, lines=lines)
 
 
 def test_a_run_with_absolute_and_relative_positions_says_so():

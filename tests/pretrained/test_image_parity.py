@@ -68,12 +68,12 @@ def test_an_image_file_has_the_probabilities_of_transformers(tmp_path, classes, 
     with Image.open(file) as image:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
-    extras = hub.read(folder).extras
-    image_1YXZ, _ = image_file.read(file, image_file.load_format(folder, extras, Z=3, C=3))
+    facts = hub.read(folder).facts
+    image_1YXZ, _ = image_file.read(file, image_file.load_format(folder, facts, Z=3, C=3))
     np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
     expected = compute_reference(image_1ZYX)
     np.testing.assert_allclose(compute(image_1YXZ), expected, atol=1e-5)
-    plain_1YXZ, _ = image_file.read(file, image_file.load_format(folder.parent, extras, Z=3, C=3))  # the defaults
+    plain_1YXZ, _ = image_file.read(file, image_file.load_format(folder.parent, facts, Z=3, C=3))  # the defaults
     is_plain = np.abs(compute(plain_1YXZ) - expected).max() < 1e-4
     assert is_plain == (case in (PLAIN, "opacity"))  # all other cases change the image
 
@@ -90,7 +90,7 @@ def test_fields_that_transformers_refuses_are_refused(tmp_path, classes, fields)
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         compute_reference(processor(images=str(file), return_tensors="pt")["pixel_values"])
     with raises(errors.UserError):
-        image_file.read(file, image_file.load_format(folder, hub.read(folder).extras, Z=3, C=3))
+        image_file.read(file, image_file.load_format(folder, hub.read(folder).facts, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])

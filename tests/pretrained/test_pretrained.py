@@ -1,5 +1,6 @@
 """Published models: every tensor is read into our tree and written back; tensors that do not fit are errors."""
 
+import dataclasses
 import json
 import re
 
@@ -11,12 +12,12 @@ from errors import raises
 from published import D, F, H, K, M, N, W
 
 from experiments.config import errors
-from experiments.pretrained import hub, open_model, safetensors, warm_start
+from experiments.pretrained import hub, open_model, safetensors, trained, warm_start
 from tfm import embed as embeds
 
 
-def write_again(folder, read: hub.Published) -> dict[str, np.ndarray]:
-    hub.write(folder, read)
+def write_again(folder, model: trained.Trained, family: str) -> dict[str, np.ndarray]:
+    hub.write(folder, model, family)
     return safetensors.read(folder / "model.safetensors")
 
 
@@ -25,34 +26,34 @@ def write_again(folder, read: hub.Published) -> dict[str, np.ndarray]:
 def test_reading_and_writing_back_is_bitwise(tmp_path, family, has_prefix):
     arrays = published.tensors(family, prefix=None if has_prefix else "")
     read = hub.read(published.save(tmp_path / "theirs", family, arrays))
-    actual, expected = write_again(tmp_path / "ours", read), published.tensors(family)
+    actual, expected = write_again(tmp_path / "ours", read, family), published.tensors(family)
     assert actual.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(actual[name], array, err_msg=name)
     second = hub.read(tmp_path / "ours")
-    assert second.model == read.model and second.family == family
+    assert second.model == read.model
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
 
 
 def test_every_number_of_gpt2_is_at_its_index_in_our_tree(tmp_path):
     arrays = published.tensors("gpt2", prefix="")
     read = hub.read(published.save(tmp_path, "gpt2"))
-    blocks = read.params["blocks"]
+    score, value, mlp = (read.params["blocks"][stage] for stage in ("score", "value", "mlp"))
     rng = np.random.default_rng(0)
     for m, h, k, d, f in zip(*(rng.integers(0, n, 40) for n in (M, H, K, D, F)), strict=True):
-        fused = arrays[f"h.{m}.attn.c_attn.weight"]
-        for part, leaf in enumerate((blocks["score"]["Uq_HKD"], blocks["score"]["Uk_HKD"], blocks["value"]["Uv_HKD"])):
+        fused, fused_bias = (arrays[f"h.{m}.attn.c_attn.{name}"] for name in ("weight", "bias"))
+        for part, leaf in enumerate((score["Uq_HKD"], score["Uk_HKD"], value["Uv_HKD"])):
             assert leaf[m, h, k, d] == fused[d, part * H * K + h * K + k]
-        for part, leaf in enumerate((blocks["score"]["bq_HK"], blocks["score"]["bk_HK"], blocks["value"]["bv_HK"])):
-            assert leaf[m, h, k] == arrays[f"h.{m}.attn.c_attn.bias"][part * H * K + h * K + k]
-        assert blocks["value"]["Uo_HDK"][m, h, d, k] == arrays[f"h.{m}.attn.c_proj.weight"][h * K + k, d]
-        assert blocks["mlp"]["W1_FD"][m, f, d] == arrays[f"h.{m}.mlp.c_fc.weight"][d, f]
-        assert blocks["mlp"]["W2_DF"][m, d, f] == arrays[f"h.{m}.mlp.c_proj.weight"][f, d]
+        for part, leaf in enumerate((score["bq_HK"], score["bk_HK"], value["bv_HK"])):
+            assert leaf[m, h, k] == fused_bias[part * H * K + h * K + k]
+        assert value["Uo_HDK"][m, h, d, k] == arrays[f"h.{m}.attn.c_proj.weight"][h * K + k, d]
+        assert mlp["W1_FD"][m, f, d] == arrays[f"h.{m}.mlp.c_fc.weight"][d, f]
+        assert mlp["W2_DF"][m, d, f] == arrays[f"h.{m}.mlp.c_proj.weight"][f, d]
     assert read.model["scale"] == "1/sqrt(K)" and read.model["mlp"] == "gelu_tanh"
     unscaled = published.save(tmp_path, "gpt2", scale_attn_weights=False, activation_function="gelu")
     assert {"scale": "1", "mlp": "gelu"}.items() <= hub.read(unscaled).model.items()
-    assert read.params["head"] == {} and read.extras["tied_output"] and not read.extras["headless"]
-    assert (read.extras["W"], read.extras["N"], read.extras["kind"]) == (W, N, "causal")
+    assert read.params["head"] == {} and read.facts["tied_output"] and not read.facts["headless"]
+    assert (read.facts["W"], read.facts["N"], read.kind) == (W, N, "causal")
     three = "blocks/score/Uq_HKD, blocks/score/Uk_HKD, blocks/value/Uv_HKD"
     assert ["h.*.attn.c_attn.weight", three] in [re.split("  +", line) for line in read.table.splitlines()]
 
@@ -65,7 +66,7 @@ def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
     for n in range(6):  # a convolution with a stride as large as its kernel
         piece_YXZ = image_BYXZ[0, 5 * (n // 2) : 5 * (n // 2) + 5, 5 * (n % 2) : 5 * (n % 2) + 5]
         np.testing.assert_allclose(patch_BND[0, n], np.einsum("dzyx,yxz->d", kernel_DZYX, piece_YXZ), atol=1e-5)
-    assert read.extras["class_names"] == ["cat", "dog", "owl"] and read.extras["image"] == (15, 10)
+    assert read.facts["class_names"] == ["cat", "dog", "owl"] and read.facts["image"] == (15, 10)
 
 
 def test_buffers_are_skipped_and_copies_are_checked(tmp_path):
@@ -80,7 +81,7 @@ def test_buffers_are_skipped_and_copies_are_checked(tmp_path):
         hub.read(published.save(tmp_path / "b", "gpt2", arrays))
     read = hub.read(published.save(tmp_path / "c", "gpt2", arrays, tie_word_embeddings=False))
     np.testing.assert_array_equal(read.params["head"]["G_WD"], arrays["lm_head.weight"])
-    assert "lm_head.weight" in write_again(tmp_path / "d", read)
+    assert "lm_head.weight" in write_again(tmp_path / "d", read, "gpt2")
 
     arrays = published.tensors("bert") | {"bert.embeddings.position_ids": np.arange(N)[None]}
     arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
@@ -105,7 +106,8 @@ def test_a_poolers_weights_and_the_settings_of_a_missing_head_are_kept(tmp_path)
         if family == "vit":
             arrays["vit.pooler.dense.weight"] = np.random.default_rng(3).standard_normal((D, D), np.float32)
         folder = tmp_path / str(number)
-        actual = write_again(folder / "b", hub.read(published.save(folder / "a", family, arrays, **fields)))
+        read = hub.read(published.save(folder / "a", family, arrays, **fields))
+        actual = write_again(folder / "b", read, family)
         assert json.loads((folder / "b" / "config.json").read_text())[name] == value
         assert actual.keys() == arrays.keys()
         for key in arrays:
@@ -191,26 +193,30 @@ def test_a_model_that_the_family_does_not_have_is_not_written(tmp_path):
         (gpt2, "gpt2", {"model": gpt2.model | {"D": 22}}, ["model.D", "22", "21"]),
         (gpt2, "gpt2", {"model": gpt2.model | {"own": 1}}, ["model.own", "1"]),
         (gpt2, "gpt2", {"model": without_norm}, ["norm"]),
-        (gpt2, "gpt2", {"params": gpt2.params | {"blocks": blocks}}, ["b1_F is missing", "gain_D is left over"]),
+        (
+            gpt2,
+            "gpt2",
+            {"params": gpt2.params | {"blocks": blocks}},
+            ["b1_F (2, 19) is missing", "gain_D (2, 21) is left over"],
+        ),
         (gpt2, "gpt2", {"params": gpt2.params | {"head": {"G_WD": np.zeros((W, 1))}}}, ["head/G_WD"]),
         (gpt2, "opt", {}, ["opt", "gpt2"]),
-        (vit, "vit", {"extras": {}}, ["'image'"]),
-        (llama, "llama", {"extras": {}}, ["'N'"]),
-        (vit, "vit", {"extras": vit.extras | {"image": (10, 10)}}, ["N is 7 and not 5"]),
+        (vit, "vit", {"facts": {}}, ["'Z'"]),
+        (llama, "llama", {"facts": {}}, ["'N'"]),
+        (vit, "vit", {"facts": vit.facts | {"image": (10, 10)}}, ["position/P_ND", "(7, 21)", "(5, 21)"]),
     ):
         with raises(errors.UserError, *parts):
-            hub.write(tmp_path / "b", read._replace(**{"family": family} | changes))
+            hub.write(tmp_path / "b", dataclasses.replace(read, **changes), family)
     assert not (tmp_path / "b").exists()
 
 
-def test_positions_are_cut_or_stretched():
+@pytest.mark.parametrize("new", [3, 11])
+def test_positions_are_stretched(new):
     P_ND = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-    np.testing.assert_array_equal(warm_start.resize(P_ND, 2, "cut"), P_ND[:2])
-    for new in (3, 11):
-        actual = warm_start.resize(P_ND, new, "linear")
-        slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
-        np.testing.assert_allclose(actual, np.stack(slow, 1), atol=1e-6)
-        assert actual.dtype == np.float32
+    actual = warm_start.resize(P_ND, new, "linear")
+    slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
+    np.testing.assert_allclose(actual, np.stack(slow, 1), atol=1e-6)
+    assert actual.dtype == np.float32
 
 
 @pytest.mark.parametrize("new", [2, 7])

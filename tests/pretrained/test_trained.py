@@ -1,6 +1,9 @@
 """Opened models: raw images are normalised as in training, and activations and features are those of the head."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
@@ -58,8 +61,13 @@ def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_pa
     assert look["q"].shape == (M, 3, H, tokens, D // H) and look["A"].shape == (M, 3, H, tokens, tokens)
     assert {array.dtype for array in look.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(look["A"].sum(-1), 1, atol=1e-5)
+    double_last = {"hidden": lambda x_BND, m: jnp.where(m == M - 1, 2 * x_BND, x_BND)}
+    edited = model.look(inputs, ("hidden",), valid, edit=double_last)["hidden"]
+    np.testing.assert_allclose(edited, look["hidden"] * np.array([1, 2])[:, None, None, None], rtol=1e-5, atol=1e-6)
     if is_image:
         return
+    own = dataclasses.replace(model, own=model.network())  # as of a user's experiment
+    np.testing.assert_allclose(own(inputs), model(inputs), atol=1e-6)
     assert (look["A"][:, ~VALID_BN[:, None, None].repeat(H, 1).repeat(N, 2)] == 0).all()
     if changes.get("text.head") == "linear":
         return
@@ -89,7 +97,7 @@ def test_published_models_with_and_without_a_head(tmp_path):
     headless = open_model.open(published.save(tmp_path / "headless", "bert", arrays))
     w_BN = draw_ids(published.W)
     look, alone = (model.look(w_BN, ("k",), VALID_BN) for model in (whole, headless))
-    assert headless.extras["headless"] and look["k"].shape == (2, 3, published.H, N, published.K)
+    assert headless.facts["headless"] and look["k"].shape == (2, 3, published.H, N, published.K)
     for name in look:
         np.testing.assert_array_equal(look[name], alone[name])
     first = headless.look(w_BN[:1, : LENGTHS[0]], ())
@@ -107,6 +115,8 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
     model = open_run(tmp_path, "vision", **{"image.patch": 4})
     with raises(errors.UserError, "hiden", "hidden"):
         model.look(RAW_BYXZ, ("hiden",))
+    with raises(errors.UserError, "hiden", "hidden"):
+        model.look(RAW_BYXZ, edit={"hiden": lambda x, m: x})
     other = published.write_run(tmp_path / "synthetic", "synthetic")
     with raises(errors.UserError, other, "synthetic"):
         open_model.open(other).look(draw_ids(5))
@@ -115,6 +125,19 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
         for call in (lambda opened: opened(RAW_BYXZ), lambda opened: opened.look(RAW_BYXZ), trained.Trained.network):
             with raises(errors.UserError, f"belongs to the experiment {name}"):
                 call(open_model.open(copy))
+
+
+def test_the_users_metric_of_a_run_is_not_executed_without_trust(tmp_path, monkeypatch):
+    """A finished run has recorded which values of the metric are better."""
+    run = published.write_run(tmp_path / "run", "vision", **{"image.patch": 4})
+    changes = {"train__keep_best": "eval/evil", "train__metrics": ["my_evil:evil"]}
+    copy = published.copy_with_changes(run, tmp_path / "copy", **changes)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_evil.py").write_text("raise SystemExit")
+    with raises(errors.UserError, copy, "train.metrics", "--trust=my_evil:evil"):
+        open_model.open(copy)
+    (copy / "summary.json").write_text('{"steps": 2, "better": {"evil": "less"}}')
+    assert open_model.open(copy).kind == "image"
 
 
 # Raw images.

@@ -33,7 +33,7 @@ def test_an_arm_that_was_removed_still_counts(tmp_path):
     [expected] = [arm.difference for arm in study_folder.analyse(tmp_path, full_study)[0].arms if arm.name == "c"]
     [difference] = [arm.difference for arm in condition.compared]
     assert difference.interval == expected.interval and difference.p_corrected == pytest.approx(3 * difference.p)
-    text = results.format_text(tmp_path, small_study).replace("\n", " ")
+    text = results.format_text(small_study, results.analyse(tmp_path, small_study)).replace("\n", " ")
     assert '"a" against "base" in all, eval/loss; "b" against "base" in all, eval/loss' in text
 
 

@@ -76,7 +76,7 @@ def test_figures_are_also_svg_and_pdf_and_reproducible(report_files, tmp_path, m
     monkeypatch.setattr(study_figures, "KINDS", {"differences": study_figures.KINDS["differences"]})
     for name in "ab":
         (tmp_path / name).mkdir()
-        study_figures.draw(tmp_path / name, STUDY, masked, finished, {})
+        study_figures.draw(tmp_path / name, STUDY, masked, finished, [])
     for end, begin in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}.items():
         first, second = ((tmp_path / name / f"figures/differences_masked.{end}").read_bytes() for name in "ab")
         assert first.startswith(begin) and first == second, end
@@ -172,7 +172,11 @@ def test_an_unfinished_study_lists_missing_runs(tmp_path):
 def test_a_study_without_runs_has_a_report(tmp_path):
     files = results.write(tmp_path, study_folder.make_study(), session={})
     assert len(files) == FIGURES
-    for text in (results.format_text(tmp_path, study_folder.make_study()), *(file.read_text() for file in files[1:3])):
+    study = study_folder.make_study()
+    for text in (
+        results.format_text(study, results.analyse(tmp_path, study)),
+        *(file.read_text() for file in files[1:3]),
+    ):
         assert "all: none of its 10 runs is finished yet." in text
     rows = tabulate_rows(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
@@ -220,4 +224,4 @@ def test_hostile_values_are_escaped(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == FIGURES + 1 and "\x1b" not in results.format_text(tmp_path, study)
+    assert len(files) == FIGURES + 1 and "\x1b" not in results.format_text(study, results.analyse(tmp_path, study))

@@ -222,7 +222,7 @@ def test_the_report_for_a_terminal_is_aligned_and_narrow(tmp_path):
     study = study_folder.make_study(("a", "base"), conditions=["x", "y", "z"], seeds=range(4))
     for name in "xyz":
         study_folder.write_losses(tmp_path, name, {"a": HIGH, "base": BASE})
-    text = results.format_text(tmp_path, study)
+    text = results.format_text(study, results.analyse(tmp_path, study))
     lines = text.splitlines()
     assert all(len(line) <= 110 for line in lines) and "FLOP" not in text
     assert lines[1].index("eval/loss") + len("eval/loss") == lines[2].index("± 0.1268") + len("± 0.1268")

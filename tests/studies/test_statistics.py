@@ -126,7 +126,7 @@ def test_p_has_holms_correction_over_the_whole_study(tmp_path):
 
 
 def test_a_study_with_a_metric_of_the_users_can_be_analysed_before_its_first_run(tmp_path):
-    study = study_folder.make_study(("a", "base"), seeds=(0, 1, 2))._replace(metric={"all": "eval/cross_entropy"})
+    study = study_folder.make_study(("a", "base"), seeds=(0, 1, 2), metric="eval/cross_entropy")
     (condition,) = study_folder.analyse(tmp_path, study)
     assert condition.metric == "eval/cross_entropy" and condition.compared[0].missing == [0, 1, 2]
 
@@ -195,14 +195,15 @@ def test_diverged_runs_are_listed_and_excluded_from_means(tmp_path):
 
 
 def test_each_condition_has_its_own_metric_and_runs(tmp_path):
-    study = study_folder.make_study(conditions=("a", "b"))._replace(metric={"a": "eval/loss", "b": "eval/accuracy"})
+    study = study_folder.make_study(conditions=("a", "b"))
+    study.conditions[1] = study.conditions[1]._replace(metric="eval/accuracy")
     study_folder.write_losses(tmp_path, "a", {"tied": [3.0], "asymmetric": [1.0]})
     study_folder.write_run(tmp_path, "b", "tied", 0, metrics={"eval/loss": 7.0, "eval/accuracy": 0.25})
     a, b = study_folder.analyse(tmp_path, study)
     assert (a.arms[0].mean, a.better) == (3.0, "less")
     assert (b.arms[0].mean, b.better) == (0.25, "more") and b.arms[0].others["eval/loss"].mean == 7.0
     with raises(errors.UserError, '"tied"', "eval/accuracy", "eval/loss"):
-        study_folder.analyse(tmp_path, study._replace(metric=dict.fromkeys("ab", "eval/accuracy")))
+        study_folder.analyse(tmp_path, study_folder.make_study(conditions=("a", "b"), metric="eval/accuracy"))
 
 
 def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):

@@ -44,7 +44,8 @@ def test_conditions_have_metrics_and_thresholds_and_the_reference_is_the_last_ar
     unchanged = settings(study__conditions=conditions)
     design = studies.read(unchanged)
     assert (design.reference, design.seeds) == ("usual", [4, 0])
-    assert design.metric == {"a": "eval/loss", "b": "eval/accuracy"} and design.threshold == {"a": 2.5, "b": 0.0}
+    first, second = ([x.name, x.metric, x.threshold] for x in design.conditions)
+    assert first == ["a", "eval/loss", 2.5] and second == ["b", "eval/accuracy", 0.0]
     assert unchanged.model.score == "asymmetric"
     # The same limit as for a single run.
     assert list_runs(settings(study__seeds=[configs.LARGEST_SEED]))[0].settings.seed == 2**32 - 1

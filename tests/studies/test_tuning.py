@@ -139,7 +139,7 @@ def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
     assert (tied.best.values, tied.best.mean, tied.edges) == ({"optim.learning_rate": 0.2}, 1.2, [])
     assert (usual.best.values, usual.edges) == ({"optim.learning_rate": 0.1}, ["optim.learning_rate"])  # the first
     assert tied.points[2].mean is None and "0.4: diverged" in tuning.table([tied]).rows[0][-1]
-    accuracy_study = design._replace(metric={"all": "eval/accuracy"})
+    accuracy_study = design._replace(conditions=[design.conditions[0]._replace(metric="eval/accuracy")])
     for file in tmp_path.glob("tuning/**/summary.json"):
         file.write_text(file.read_text().replace("eval/loss", "eval/accuracy"))
     chosen = [choice.best.values["optim.learning_rate"] for choice in tuning.read(tmp_path, accuracy_study)]

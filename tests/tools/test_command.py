@@ -1,6 +1,5 @@
 """Tools: flags are a function's arguments, and an error is one message and an exit code."""
 
-import contextlib
 import io
 import os
 import sys
@@ -23,9 +22,7 @@ def tool(checkpoint: str, *, size: int = 3, share: float = 0.5, names: tuple[str
 
 
 def run_command(action, *argv) -> tiny.Outcome:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = commands.main(action, HELP, ["tool", *argv])
-    return tiny.Outcome(code, out.getvalue(), err.getvalue())
+    return tiny.call(action, HELP, *argv)
 
 
 def test_flags_are_the_arguments_with_their_defaults():
@@ -79,7 +76,7 @@ def test_a_closed_output_ends_the_command_without_a_traceback(monkeypatch):
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__.rpartition(".")[2])
 def test_a_tool_explains_all_its_arguments(tool, capsys):
     with pytest.raises(SystemExit) as end:
-        commands.main(tool.run, tool.HELP, ["tool", "--help"])
+        commands.arguments(tool.run, tool.HELP, ["tool", "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0 and tool.__doc__.splitlines()[0] in text and "--workdir: " in text
 

@@ -1,14 +1,11 @@
 """compare: tables and a figure of runs, of unfinished runs, and of CSV files of other programs."""
 
-import contextlib
-import io
 import json
 
 import pytest
 import tiny
 from errors import raises
 
-from experiments import command as commands
 from experiments.config import errors
 from experiments.studies import figures as study_figures
 from experiments.tools import compare
@@ -30,9 +27,7 @@ def write_run(folder, losses, *, steps=20, sha256="a", finished=True, score="tie
 
 
 def run_command(*argv) -> tiny.Outcome:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = commands.main(compare.run, compare.HELP, ["compare", *map(str, argv)], positional="runs")
-    return tiny.Outcome(code, out.getvalue(), err.getvalue())
+    return tiny.call(compare.run, compare.HELP, *argv, positional="runs")
 
 
 def read_table(out, first) -> list[dict[str, str]]:

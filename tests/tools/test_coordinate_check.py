@@ -217,7 +217,7 @@ def test_changes_do_not_depend_on_the_size_with_it_and_grow_without(flags, setti
     settings = [*settings, "optim.learning_rate=3e-3"]
     outcome = tiny.command(coordinate_check, config=config, set=settings, **flags, **figure)
     assert outcome.code == 0, outcome.err
-    slopes = {line[:10].strip(): float(line.split()[-2]) for line in outcome.out.splitlines()[1:9]}
+    slopes = {line[:14].strip(): float(line.split()[-2]) for line in outcome.out.splitlines()[1:9]}
     if figure:
         assert (tmp_path / "out" / "coordinate_check.png").read_bytes().startswith(b"\x89PNG")
     assert slopes.keys() == {*BY_WIDTH, "last layer"}

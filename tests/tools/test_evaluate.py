@@ -54,7 +54,7 @@ def sum_nats(model: open_model.Trained, token_T: np.ndarray, stride: int) -> flo
 
 def test_every_token_counts_once(bpe_run, tmp_path):
     file, model = bpe_run.with_name("test.txt"), open_model.open(bpe_run)
-    tokenizer = open_model.load_tokenizer(model)
+    tokenizer = model.tokenizer
     token_T = tokenizer.encode(file.read_text())
     first, n = len(tokenizer.decode(token_T[:1]).encode()), len(token_T) - 1
     outcome = tiny.command(evaluate, checkpoint=bpe_run, file=file, workdir=tmp_path / "out")

@@ -1,5 +1,6 @@
 """Export: every setting of a model is written or refused, and a text ends at the same ids."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -126,17 +127,17 @@ def combine_accepted(family: str):
 def find_refused(family: str, config: dict) -> str:
     """Return the settings of a run's config that the family does not have."""
     spec, fields = hub.FAMILIES[family], config["model"]
-    kind = next(iter(spec.outputs))
+    kind = next(iter(spec.heads))
     if kind != "image" and config["text"]["objective"] != kind:
         return "text.objective"
-    extras = {"output": config["image"]["head"], "patch": 4} if kind == "image" else {"output": config["text"]["head"]}
+    head = config["image" if kind == "image" else "text"]["head"]
     if family == "llama" and fields["relative_position"] in ("rotary", "rotary:50"):
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
-    settings = dict(W=W, N=N, head=kind, tied_output="tied" in extras.get("output", ""), aside={})
+    settings = dict(W=W, N=N, headless=False, tied_output="tied" in head, aside={})
     settings |= dict(Z=1, patch=4, image=(8, 8), query_bias=True) | fields
-    fields_of_export = families.read(spec, {"model_type": family} | families.write(spec, settings))
-    output = families.output(spec, kind, settings)
-    return "; ".join(hub.list_unlike(fields, extras, {}, fields_of_export | {"output": output}))
+    read_back = families.read(spec, {"model_type": family} | families.write(spec, kind, settings))
+    output = families.name_output(spec, kind, settings)
+    return "; ".join(hub.list_unlike(fields, head, read_back | {"output": output}))
 
 
 def test_the_table_above_has_every_setting():
@@ -176,7 +177,11 @@ def test_every_setting_is_written_or_refused_by_its_name(exports, family):
     assert accepted_values == ACCEPTED[family]
     for number, *folders in exports(family):
         model, export_model = map(open_model.open, folders)
-        assert (export_model.kind, export_model.facts) == (model.kind, model.facts)
+        names = trained.BUILD[model.kind][1].split()
+        facts = [
+            {name: opened.facts.get(name) for name in names if name not in "YX"} for opened in (model, export_model)
+        ]
+        assert facts[0] == facts[1] and export_model.kind == model.kind
         if number or family != "llama":  # then model and parameters determine the logits
             fields = {field: model.model[field] for field in export_model.model}
             assert fields | {"score": "asymmetric"} == export_model.model
@@ -202,27 +207,30 @@ def test_transformers_reads_every_setting_that_is_written(exports, family):
 
 
 def test_a_setting_that_the_family_does_not_have_is_an_error(tmp_path):
-    kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
-    runs = {name: published.write_run(tmp_path / name, kind, **changes) for name, (kind, changes) in kinds.items()}
+    text = published.write_run(tmp_path / "text", "language", **{"model.D": 8, "model.H": 4, "model.G": 2})
     changes = {"text__objective": "masked", "text__head": "linear", "model__segments": 0}
-    runs["masked"] = published.copy_with_changes(runs["text"], tmp_path / "masked", **changes)
-    out = tmp_path / "out"
-    for name, family, *parts in (
-        ("text", "llama", "model.norm", "'token'", "'rms'"),
-        ("text", "bert", runs["text"]),
-        ("text", "gpt3", "family", "gpt3", "gpt2"),
-        ("text", "experiments.pretrained.gpt2:FAMILY", "family", "gpt2"),
-        ("masked", "bert", "text.head", "'linear'", "'linear+gelu'", "model.segments is 0"),
-        ("image", "vit", "image.head", "'pooled'", "'class_token'"),
+    masked = published.copy_with_changes(text, tmp_path / "masked", **changes)
+    image, out = published.write_run(tmp_path / "image", "vision"), tmp_path / "out"
+    for run, family, *parts in (
+        (text, "llama", "model.norm", "'token'", "'rms'"),
+        (text, "bert", text),
+        (text, "gpt3", "family", "gpt3", "gpt2"),
+        (text, "experiments.pretrained.gpt2:FAMILY", "family", "gpt2"),
+        (masked, "bert", "text.head", "'linear'", "'linear+gelu'", "model.segments is 0"),
+        (image, "vit", "image.head", "'pooled'", "'class_token'"),
     ):
         with raises(errors.UserError, *parts):
-            export.run(runs[name], family=family, workdir=out)
+            export.run(run, family=family, workdir=out)
     with raises(errors.UserError, "--workdir"):
-        export.run(runs["text"], family="gpt2")
+        export.run(text, family="gpt2")
+    own = dataclasses.replace(open_model.open(text), own=object())
+    with pytest.MonkeyPatch.context() as patch, raises(errors.UserError, "an experiment of yours", "--family=npz"):
+        patch.setattr(export.commands, "load", lambda *_: own)
+        export.run(text, family="gpt2", workdir=out)
     assert not out.exists()
     (out / "something").mkdir(parents=True)
     with raises(errors.UserError, out):
-        export.run(runs["text"], family="gpt2", workdir=out)
+        export.run(text, family="gpt2", workdir=out)
 
 
 LETTERS = "abcdefghijklmnopqrstuvw"  # the 23 tokens of a model, in tests of the end of a text
@@ -270,11 +278,11 @@ def test_these_ids_end_a_text(tmp_path, ids, generation, ends):
 )
 def test_a_published_model_keeps_its_ids(tmp_path, family, ids, missing):
     folder = tmp_path / "ours"
-    files = hub.write(folder, hub.read(published.save(tmp_path / "theirs", family, **ids)))
+    files = hub.write(folder, hub.read(published.save(tmp_path / "theirs", family, **ids)), family)
     assert sorted(files) == sorted(file.name for file in folder.iterdir())
     contents = {name: json.loads((folder / name).read_text()) for name in files if name.endswith(".json")}
     assert {name: x for name, x in contents["config.json"].items() if "token_id" in name} == ids | missing
-    assert hub.read(folder).extras.get("ids", {}) == ids
+    assert hub.read(folder).facts["ids"] == ids
     assert contents.get("generation_config.json") == (ids | missing if family in ("gpt2", "llama") else None)
 
 
@@ -301,7 +309,7 @@ def test_an_export_has_the_tokenizer_of_its_run_and_its_ids(tmp_path, family, ca
     export.write_tokenizer(open_model.open(run), folder, "qwen2")
     assert "warning: transformers may read other ids" in capsys.readouterr().err
     for model in map(open_model.open, (run, folder) if family == "gpt2" else ()):
-        assert trained.list_end_ids(model, open_model.load_tokenizer(model)) == [22, 21]
+        assert trained.list_end_ids(model, model.tokenizer) == [22, 21]
 
 
 def test_transformers_ends_a_text_at_the_same_token(tmp_path):

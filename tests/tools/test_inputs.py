@@ -291,7 +291,7 @@ def test_one_output_is_a_regression_unless_the_config_names_another_problem(tmp_
     number = float(model.logits(image_file.read(file, model.image_format)[0])[0, 0])
     texts = {"single_label_classification": "1.000", "multi_label_classification": f"{expit(number):.3f}"}
     for problem, text in {"": number, "regression": number, **texts}.items():
-        model.extras["problem_type"] = problem or None
+        model.facts["problem_type"] = problem or None
         assert run_tool(classify, checkpoint=tmp_path, file=file).splitlines()[1:] == [f"  {text}  age"]
     assert abs(number) > 0.01
 
@@ -303,7 +303,7 @@ def test_the_weights_of_a_head_decide_the_number_of_classes(tmp_path, capsys):
         (None, "LABEL_0", "LABEL_1", "LABEL_2"),
     ):
         folder = published.save(tmp_path / "_".join(names), "vit", id2label=labels)
-        assert open_model.open(folder).extras["class_names"] == names
+        assert open_model.open(folder).facts["class_names"] == names
         assert ("3 classes" in capsys.readouterr().out) == (labels is not None and len(labels) < 3)
 
 
@@ -343,7 +343,7 @@ def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     arrays = {name: x for name, x in published.tensors("vit").items() if not name.endswith(sides)}
     published.save(tmp_path, "vit", arrays, qkv_bias=False)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
-    image_format = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
+    image_format = image_file.load_format(tmp_path, open_model.open(str(tmp_path)).facts, Z=2, C=3)
     assert (image_format["image"], image_format["mean"]) == ([15, 10, 2], [0.1, 0.2])
     assert image_format["values"] == [0, pytest.approx(1)]
     file = save_image(tmp_path / "a.png", np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
@@ -359,7 +359,7 @@ def test_an_export_describes_the_range_of_pixels(runs, tmp_path):
     assert "preprocessor_config.json" in out
     file = save_image(tmp_path / "a.png", np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
     models = [open_model.open(str(folder)) for folder in (folder_of_run, tmp_path / "out")]
-    run_format, export_format = (image_file.load_format(model.path, model.extras, Z=1, C=10) for model in models)
+    run_format, export_format = (image_file.load_format(model.path, model.facts, Z=1, C=10) for model in models)
     assert run_format["classes"] == export_format["classes"]
     np.testing.assert_allclose(image_file.read(file, export_format)[0], image_file.read(file, run_format)[0], atol=1e-5)
 

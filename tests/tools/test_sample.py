@@ -89,7 +89,8 @@ def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(b
         draw(prompt="A", workdir=tmp_path / "out")
     model, ids, capacities = open_model.open(byte_run), [[*b"A king"], [*b"w"]], []
     options = {"temperature": 9.0, "stop": [], "mask": lambda length_B=None: masks.causal, "mesh": meshes.make(data=1)}
-    growing = generation.Generator(model.network(), model.params, context=N, grows=1, **options)
+    monkeypatch.setattr(generation, "GROWS", 1)
+    growing = generation.Generator(model.network(), model.params, context=N, **options)
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     key_B = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))(jax.random.key(4), np.arange(2))
     parts = zip(*generation.rounds(growing, ids, key_B, steps=18), strict=True)

@@ -1,8 +1,6 @@
 """verdict: numbers of other programs get the statistics, sentences and report of a study."""
 
-import contextlib
 import csv
-import io
 import json
 import os
 import pathlib
@@ -16,7 +14,6 @@ import tiny
 from errors import raises
 from scipy import stats
 
-from experiments import command as commands
 from experiments.config import errors
 from experiments.studies import figures as study_figures, inference, results, statistics
 from experiments.tools import verdict
@@ -35,9 +32,7 @@ def write(folder, arms, *, head="arm,seed,loss", seeds=True) -> pathlib.Path:
 
 
 def run_command(*argv) -> tiny.Outcome:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = commands.main(verdict.run, verdict.HELP, ["verdict", *map(str, argv)], positional="table")
-    return tiny.Outcome(code, out.getvalue(), err.getvalue())
+    return tiny.call(verdict.run, verdict.HELP, *argv, positional="table")
 
 
 @pytest.fixture(autouse=True)
