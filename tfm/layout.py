@@ -90,14 +90,12 @@ def gather_features(params: Any, layout: Layout) -> Any:
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))
 
 
-def positions(layout: Layout, N: int) -> jax.Array | None:
-    """Return the positions of this device's N tokens if devices share sequences; else None, which means 0 ... N-1.
+def positions(layout: Layout, N: int) -> jax.Array:
+    """Return the positions of this device's N tokens, where devices share sequences.
 
     Device i of P holds the positions i, P + i, 2 P + i, ..., so that all devices have equal work under a causal mask
     (Brandon et al. 2023, striped attention).
     """
-    if layout.sequence is None:
-        return None
     return jax.lax.axis_index(layout.sequence) + jax.lax.axis_size(layout.sequence) * jnp.arange(N)
 
 

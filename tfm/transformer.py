@@ -158,7 +158,7 @@ def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple
         x_BND = spec.embed.apply(embedding, inputs, layout=call.layout)
         if "class" in params:
             x_BND = embeds.class_token(layouts.gather_features(params["class"], call.layout), x_BND)
-        if call.n is None:
+        if call.n is None and call.layout.sequence:
             call = call._replace(n=layouts.positions(call.layout, x_BND.shape[1]))
         code, code_n = layouts.gather_features(params["position"], call.layout), call.code_n
         x_BND = spec.position.apply(code, x_BND, call.n if code_n is None else code_n)

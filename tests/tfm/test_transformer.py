@@ -186,7 +186,8 @@ def test_packed_documents_equal_single_ones(code, relation, attend):
     w_N[np.cumsum((0, *LENGTHS[:-1]))] = START
     w_BN = np.zeros(is_token_BN.shape, int)  # each document, and padding, which a causal model does not see
     w_BN[is_token_BN] = w_N
-    numbers = windows.number_documents(w_N[None], START)
+    fetch, _ = windows.causal(np.append(w_N, START), N=WINDOW, document_start=START)
+    numbers = fetch(np.array([0]), None)
     assert np.bincount(numbers["document_BN"][0])[1:].tolist() == list(LENGTHS)
     attention = model.spec.block.attention._replace(attend=attend)
     packed_spec = model.spec._replace(block=model.spec.block._replace(attention=attention))

@@ -109,7 +109,8 @@ def test_sharded_heads_and_tokens_have_the_gradient_of_one_device():
 
     def gradients(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE) -> dict:
         def total(params: dict) -> jax.Array:
-            params, n = layouts.gather_features(params, layout), layouts.positions(layout, x_BND.shape[1])
+            n = layouts.positions(layout, x_BND.shape[1]) if layout.sequence else None
+            params = layouts.gather_features(params, layout)
             call = dict(positions=relative_position.relative, attend_to_self=False, n=n, layout=layout)
             number = jnp.sin(attend(params, x_BND, **call)[0]).sum()
             return jax.lax.psum(number, layout.tokens if layout.sequence else ())
