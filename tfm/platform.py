@@ -24,10 +24,10 @@ MAX_UNROLLED = 32  # up to this many sequences, a TPU writes into a cache withou
 def matmul(x: jax.Array, W: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
     """Return W x for every token x. Shapes: x (..., D), W (out..., D) -> (..., out...).
 
-    dtype: of the sums and of the result; None: the dtype of x. A CPU computes a product over rows: with the contraction
-    a training step takes 1.4 times as long. Other platforms compute a contraction, which a TPU's compiler lays out as
-    the next operation needs it: with rows, the estimated step takes 14 % longer for configs/causal_lm.py and, because
-    196 tokens do not fill its tiles of 8 rows, 7 % for ViT-S/16 (libtpu 0.0.42).
+    dtype: of the sums and of the result; None: the dtype of x. With a dtype (logits), and on a CPU, it is a product
+    over rows: with the contraction a training step takes 1.4 times as long on a CPU. Other platforms compute a
+    contraction, which a TPU's compiler lays out as the next operation needs it: with rows, the estimated step takes
+    14 % longer for configs/causal_lm.py and, because 196 tokens do not fill its tiles of 8 rows, 7 % for ViT-S/16.
     """
 
     def rows(x: jax.Array, W: jax.Array) -> jax.Array:
@@ -36,12 +36,12 @@ def matmul(x: jax.Array, W: jax.Array, dtype: jnp.dtype | None = None) -> jax.Ar
         return y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
 
     def contraction(x: jax.Array, W: jax.Array) -> jax.Array:
-        return jnp.tensordot(x, W, (-1, -1), preferred_element_type=dtype)
+        return jnp.tensordot(x, W, (-1, -1))
 
     if x.size <= FEW_ROWS * x.shape[-1]:
         y_TO = _multiply_few_rows(x.reshape(-1, x.shape[-1]), W.reshape(-1, W.shape[-1]), dtype)
         return y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
-    if x.ndim == W.ndim == 2:
+    if dtype is not None or x.ndim == W.ndim == 2:
         return rows(x, W)
     return choose_product(rows, contraction, *layouts.vary_alike((x, W)))
 

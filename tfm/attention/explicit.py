@@ -65,7 +65,7 @@ def average(
     scale: float,
     cap: float = 0.0,
     bias: masks.Bias | None = None,
-    weigh: Callable[[jax.Array, jax.Array | None], jax.Array] = weights,
+    weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A. positions: those of queries and keys, (n, s_S)."""
     if q_BHNK.shape[2] == 1:  # without a copy of the keys
@@ -74,7 +74,7 @@ def average(
         l_BHNS = logits(q_BHNK, k_BHSK, scale=scale)
     l_BHNS = soft_cap(l_BHNS, cap)
     l_BHNS = l_BHNS if bias is None else l_BHNS + bias(*positions)
-    A_BHNS = weigh(l_BHNS, None if mask is None else mask(*positions))
+    A_BHNS = (weigh or weights)(l_BHNS, None if mask is None else mask(*positions))
     return jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV), A_BHNS
 
 
@@ -88,15 +88,15 @@ def attention(
     cap: float = 0.0,
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
-    weigh: Callable[[jax.Array, jax.Array | None], jax.Array] = weights,
+    weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A.
 
     mask, bias: functions of positions (mask.py). The bias is added to the scaled and capped logits.
     n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
-    weigh: (l_BHNS, allowed) -> A_BHNS. A function other than `weights` gets the logits of all heads.
+    weigh: (l_BHNS, allowed) -> A_BHNS; None: `weights`. It gets the logits of all heads.
     """
-    if weigh is not weights:
+    if weigh:
         q_BHNK, k_BHSK, v_BHSV = groups.repeat(q_BHNK, k_BHSK, v_BHSV)
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
         options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n}

@@ -54,10 +54,10 @@ def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
     return block_mask.size(N, side), block_mask.size(S, side)
 
 
-def _attend_blocks(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, n, sizes, axis) -> tuple[jax.Array, None]:
-    """Return the averages block by block, and None for the weights. sizes: see `_cut_blocks`."""
+def _attend_blocks(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, axis, **cut) -> tuple[jax.Array, None]:
+    """Return the averages block by block, and None for the weights. cut: n and sizes of `_cut_blocks`."""
     rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
-    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, n=n, sizes=sizes, axis=axis)
+    query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, axis=axis, **cut)
     y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
     y_BHNV = y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, : q_BHNK.shape[2]]
     return y_BHNV.astype(v_BHSV.dtype), None
