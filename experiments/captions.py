@@ -75,7 +75,7 @@ def prepare(
     model = change(build.model(m, embed=embedding, head=output, N=N, layout=layout, mask=mask))
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
-        return {"inputs": {"v_BNP": batch["v_BNP"], "w_BN": batch["w_BL"]}, "mask": mask}
+        return {"inputs": {"v_BNP": batch["v_BSP"], "w_BN": batch["w_BL"]}, "mask": mask}
 
     return tasks.make_work(
         settings,
@@ -107,19 +107,19 @@ def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batche
         weight_BL = (np.cumsum(w_BL == 0, axis=1) - (w_BL == 0) == 0).astype(np.float32)
         before = [(0, 0), (patches - 1, 0)]
         targets = {"target_BN": np.pad(w_BL, before), "weight_BN": np.pad(weight_BL, before)}
-        return {"v_BNP": batch["v_BNP"], "w_BL": w_BL[:, :-1], **targets}
+        return {"v_BSP": batch["v_BNP"], "w_BL": w_BL[:, :-1], **targets}  # S patches, N tokens
 
     return fetch_captions
 
 
 def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
-    """Return a function (params, v_BNP) -> w_BL, which writes captions letter by letter, the most likely."""
+    """Return a function (params, v_BSP) -> w_BL, which writes captions letter by letter, the most likely."""
 
     @jax.jit
-    def write(params: Any, v_BNP: jax.Array) -> jax.Array:
-        w_BL = jnp.zeros((len(v_BNP), L), jnp.int32)
+    def write(params: Any, v_BSP: jax.Array) -> jax.Array:
+        w_BL = jnp.zeros((len(v_BSP), L), jnp.int32)
         for n in range(L):
-            l_BNW = logits(params, {"v_BNP": v_BNP, "w_BL": w_BL[:, :-1]})
+            l_BNW = logits(params, {"v_BSP": v_BSP, "w_BL": w_BL[:, :-1]})
             w_BL = w_BL.at[:, n].set(l_BNW[:, patches - 1 + n].argmax(-1))
         return w_BL
 
@@ -141,7 +141,7 @@ def figures(
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     write, held_out = make_writer(work.apply, patches, L), work.task.evaluation
-    w_BL = np.concatenate([write(params, held_out[i]["v_BNP"]) for i in range(len(held_out))])
+    w_BL = np.concatenate([write(params, held_out[i]["v_BSP"]) for i in range(len(held_out))])
     names = ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL]
     truths = [spell_name(data.classes[c]) for c in data.evaluation_label_B]
     pairs = list(zip(truths, names, strict=False))  # the last batch is padded

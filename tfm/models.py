@@ -98,8 +98,8 @@ def bind_encoder_decoder(
     """Return the functions of a sequence-to-sequence model (encoder_decoder.py), whose masks follow from its inputs."""
     at = at or (lambda layout: spec)
 
-    def hidden(params: Any, *inputs: jax.Array, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
-        return encoder_decoder.hidden(params, *inputs, spec=at(layout), call=Call(layout=layout, **options))
+    def hidden(params: Any, source_BS: Any, valid_BS: Any, w_BN: Any, *, layout=layouts.ONE, **options: Any) -> tuple:
+        return encoder_decoder.hidden(params, source_BS, valid_BS, w_BN, at(layout), Call(layout=layout, **options))
 
     def start(params: Any, *inputs: jax.Array, capacity: int) -> tuple[jax.Array, Any]:
         return encoder_decoder.start(params, *inputs, capacity=capacity, spec=at(layouts.ONE), call=Call())

@@ -116,7 +116,9 @@ def _forward(cpu: Callable, default: Callable, x: jax.Array, W: jax.Array) -> tu
 
 def _backward(cpu: Callable, default: Callable, operands: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     def transpose(product: Callable, x: jax.Array, W: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(product, x, W)[1](dy)
+        (dx,) = jax.linear_transpose(lambda x: product(x, W), x)(dy)
+        (dW,) = jax.linear_transpose(lambda W: product(x, W), W)(dy)
+        return dx, dW
 
     forms = {"cpu": functools.partial(transpose, cpu), "default": functools.partial(transpose, default)}
     return jax.lax.platform_dependent(*operands, dy, **forms)

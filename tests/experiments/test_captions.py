@@ -49,7 +49,7 @@ def test_letters_attend_to_the_image_and_earlier_letters_and_captions_have_the_m
     params, batch = tiny.draw_params(work.task), {name: x[:3] for name, x in work.task.evaluation[0].items()}
     apply, written_BL = (
         jax.jit(work.apply),
-        np.asarray(captions.make_writer(work.apply, 4, 6)(params, batch["v_BNP"])),
+        np.asarray(captions.make_writer(work.apply, 4, 6)(params, batch["v_BSP"])),
     )
     batch = batch | {"w_BL": written_BL[:, :-1]}
     first = np.asarray(apply(params, batch))
@@ -57,7 +57,7 @@ def test_letters_attend_to_the_image_and_earlier_letters_and_captions_have_the_m
     np.testing.assert_array_equal(first[:, 3:].argmax(-1), written_BL)
     changed_BNW = np.asarray(apply(params, batch | {"w_BL": batch["w_BL"].copy() ^ (np.arange(5) >= 2)}))
     np.testing.assert_array_equal((first != changed_BNW).any((0, 2)), np.arange(9) >= 4 + 2)
-    changed_BNW = np.asarray(apply(params, batch | {"v_BNP": batch["v_BNP"] * (np.arange(4) < 2)[:, None]}))
+    changed_BNW = np.asarray(apply(params, batch | {"v_BSP": batch["v_BSP"] * (np.arange(4) < 2)[:, None]}))
     assert (first != changed_BNW).any(2).all()  # patches attend to later patches
     lines = (tmp_path / "captions.txt").read_text().splitlines()
     assert len(lines) == 1 + captions.SHOWN and {line.partition(": ")[0] for line in lines[1:]} <= {*captions.DIGITS}
