@@ -25,7 +25,7 @@ def matmul(
     dtype: of the sums and of W x; None: the dtype of x.
     """
     y = platform.matmul(x, W, dtype)
-    y = y if tensor is None else jax.lax.psum(y, tensor)
+    y = checkpoint_name(y if tensor is None else jax.lax.psum(y, tensor), "product")
     return y if b is None else y + b
 
 
@@ -45,6 +45,4 @@ def matmul_heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = No
     Heads come before tokens because later products of (B, H, N, K) arrays take a CPU half as long as with (B, N, H, K)
     arrays. The bias is added before the axes are swapped: afterwards it would take 4 % of GPT-2's step on a TPU.
     """
-    q_BNHK = checkpoint_name(platform.matmul(x_BND, U_HKD), "product")
-    q_BNHK = q_BNHK if b_HK is None else q_BNHK + b_HK
-    return q_BNHK.swapaxes(1, 2)
+    return matmul(x_BND, U_HKD, b_HK).swapaxes(1, 2)

@@ -334,8 +334,10 @@ def test_the_backward_pass_costs_two_forward_passes_and_remat_one_more(text):
         loss = jax.grad(lambda params: task.loss(params, batch)[0]["loss"][0])
         return compilation.flops(loss, params), forward_flops
 
-    total_flops, forward_flops = gradient(task(text))
+    total_flops, forward_flops = gradient(task(text, model__remat="none"))
     assert total_flops == 3 * forward_flops
+    loop_flops, _ = gradient(task(text, model__remat="products"))  # a loop computes the logits q . k again
+    assert loop_flops == 3 * forward_flops + M * 2 * B * N * N * D
     remat_flops, _ = gradient(task(text, model__remat="full"))
     assert 3 * forward_flops < remat_flops <= 4 * forward_flops
 

@@ -103,7 +103,9 @@ def attention(
         return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     positions = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-    return average(q_BHNK, k_BHSK, v_BHSV, positions, mask=mask, scale=scale, cap=cap, bias=bias, weigh=weigh)
+    options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "weigh": weigh}
+    y_BHNV, A_BHNS = average(q_BHNK, k_BHSK, v_BHSV, positions, **options)
+    return checkpoint_name(y_BHNV, "attention"), A_BHNS
 
 
 def cut_chunks(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
