@@ -70,8 +70,8 @@ attention/heads.py is multi-head attention. implementations.py chooses how a mod
 (explicit.py), in blocks (flash.py), or with a kernel for TPUs (splash.py) or GPUs (fused.py). flash.py computes each
 block with online_softmax.py, and short sequences in chunks of explicit.py. decode/sampling.py has temperature, top-k,
 top-p and other filters of logits; loss.py has losses as sums and counts. layout.py describes how devices share a model.
-ring.py sends keys and values around devices that share a sequence. linear.py and platform.py have the special cases of
-CPUs, GPUs and TPUs.
+ring.py sends keys and values around devices that share a sequence. platform.py has the special cases of CPUs, GPUs and
+TPUs.
 """
 
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401
