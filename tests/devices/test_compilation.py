@@ -29,7 +29,7 @@ BACKEND = "/jax/core/compile/backend_compile_duration"
 compilations: list[str] = []  # names of the compiled functions
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def record_compilations():
     def record(event, seconds, **about):
         if event == BACKEND:
