@@ -100,6 +100,19 @@ def test_a_tpu_pads_a_single_row_to_eight(function, shapes, mark, monkeypatch):
     np.testing.assert_allclose(compute_like_tpu(monkeypatch, function, *arrays), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("function", [linear.matmul, linear.matmul_heads])
+def test_many_tokens_keep_their_axes_on_a_tpu_with_the_same_product(function, monkeypatch):
+    arrays = draw((2, 33, 5), (3, 7, 5))
+    cpu, tpu = lower(function, *arrays)
+    assert "tensor<66x5xf32>" in cpu and "tensor<66x5xf32>" not in tpu
+
+    def value_and_gradient(x, W):
+        return function(x, W), jax.grad(lambda x, W: jnp.sum(jnp.sin(function(x, W))), (0, 1))(x, W)
+
+    results = compute_like_tpu(monkeypatch, value_and_gradient, *arrays), jax.jit(value_and_gradient)(*arrays)
+    cases.assert_trees_close(*results, 1e-5)
+
+
 def test_many_new_tokens_are_not_unrolled():
     B, rest = platform.MAX_UNROLLED + 1, ((3, 7, 5), (3, 1, 5))
     arrays = [jax.ShapeDtypeStruct((B, *shape), jnp.float32) for shape in rest]

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.config import by_name
 from experiments.devices import mesh as meshes
-from tfm import mlp, shapes
+from tfm import layout as layouts, mlp, shapes
 
 MLPS = by_name.candidates(mlp)
 MATRICES = dict.fromkeys(("relu", "gelu", "gelu_tanh"), {"W1_FD", "W2_DF"})
@@ -97,6 +97,19 @@ def test_hidden_units_on_two_devices_have_the_output_of_one_device():
     in_specs = shapes.specs(params, layout.rules), P()
     sharded = meshes.sharded(apply_on_device, devices, in_specs=in_specs, out_specs=P())
     cases.assert_close(*jax.jit(lambda *arrays: (sharded(*arrays), mlp.gelu.apply(*arrays)))(params, x_BND), 1e-5)
+
+
+def test_a_tpu_computes_the_same_mlp_without_joining_the_axes_of_tokens():
+    params, x_BND = (
+        cases.draw_params(lambda key: mlp.relu.init(key, D=D, F=6, M=1, bias=True)),
+        cases.normal(1, 2, 40, D),
+    )
+    layout = layouts.Layout(platform="tpu")
+    tpu, cpu = jax.jit(functools.partial(mlp.relu.apply, layout=layout)), jax.jit(mlp.relu.apply)
+    cases.assert_close(tpu(params, x_BND), cpu(params, x_BND), 1e-6)
+    rows = "tensor<80x6xf32>"
+    assert rows in cpu.lower(params, x_BND).as_text()
+    assert rows not in tpu.trace(params, x_BND).lower(lowering_platforms=("tpu",)).as_text()
 
 
 @cases.float64()

@@ -37,6 +37,34 @@ def draw_tokens(n: int = N, std: float = 3.0, mean: float = 2.0) -> np.ndarray:
     return std * np.asarray(cases.normal(1, B, n, D)) + mean
 
 
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_bfloat16_tokens_need_one_pass_on_a_tpu_and_are_as_exact_as_on_a_cpu(mean):
+    """The mean may be ten deviations: tokens are rounded to 8 bits, and the statistics are float32."""
+    x_BND = jnp.asarray(mean + 3 * cases.normal(1, 2, 5, 200), jnp.bfloat16)  # more than MAX_SPREAD features
+
+    def apply(platform):
+        layout = layouts.Layout(platform=platform)
+
+        def loss(x):
+            y = norm.token_plain.apply({}, x, eps=1e-5, layout=layout)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32))), y
+
+        return jax.jit(jax.grad(loss, has_aux=True))(x_BND)
+
+    x = np.asarray(x_BND, np.float64)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    (tpu_gradient, tpu), (gradient, cpu) = jax.device_get((apply("tpu"), apply("cpu")))
+    for y in (tpu, cpu):
+        np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=2**-8)
+    np.testing.assert_allclose(np.float32(tpu_gradient), np.float32(gradient), rtol=2**-6, atol=2**-8)
+
+    def has_maximum(platform):  # the variance of one pass could be below 0
+        apply = functools.partial(norm.token_plain.apply, {}, eps=0.0, layout=layouts.Layout(platform=platform))
+        return "max " in str(jax.make_jaxpr(apply)(x_BND))
+
+    assert has_maximum("tpu") and not has_maximum("cpu")
+
+
 def slow_statistics(name: str, x_BND) -> list:
     return [*STATISTICS[name](list(map(translate.columns, x_BND)))]
 
