@@ -16,7 +16,7 @@ from tfm.attention import explicit
 
 
 class Head(NamedTuple):
-    """A head: `init(key, **sizes) -> params`, and `apply(params, x, layout=layout) -> logits` of the tokens x_BND.
+    """The functions of a head: `init(key, **sizes) -> params`, `apply(params, x_BND, layout=layout) -> logits`.
 
     The fields `init` to `output` are those of variant.Variant. by_token: True if `apply` computes the logits of each
     token from this token alone, so that it can be called with any tokens x_TD; then `loss` never stores the logits of
@@ -34,7 +34,7 @@ class Head(NamedTuple):
     def logits(
         self, params: dict, x: jax.Array, *, cap: float = 0.0, layout: layouts.Layout = layouts.ONE
     ) -> jax.Array:
-        """Return the softly capped logits, after `before`."""
+        """Return the softly capped logits of tokens x to which `before` was applied already."""
         return explicit.soft_cap(self.apply(params, x, layout=layout), cap)
 
     def loss(
@@ -48,9 +48,9 @@ class Head(NamedTuple):
         sparse: bool = False,
         layout: layouts.Layout = layouts.ONE,
     ) -> dict[str, losses.Ratio]:
-        """Return {"loss": cross-entropy, "accuracy"} of the logits of x_BND, after `before` (E24, E25, E27).
+        """Return {"loss": cross-entropy, "accuracy"} of the logits of x_BND (E24, E25, E27).
 
-        sparse: True if few tokens are targets (loss.in_chunks).
+        x_BND: tokens to which `before` was applied already. sparse: True if few tokens are targets (loss.in_chunks).
         """
         logits = functools.partial(self.logits, cap=cap, layout=layout)
         if self.by_token:

@@ -91,7 +91,7 @@ def gather_features(params: Any, layout: Layout) -> Any:
 
 
 def positions(layout: Layout, N: int) -> jax.Array:
-    """Return the positions of this device's N tokens, where devices share sequences.
+    """Return the positions of this device's N tokens, if devices share sequences.
 
     Device i of P holds the positions i, P + i, 2 P + i, ..., so that all devices have equal work under a causal mask
     (Brandon et al. 2023, striped attention).

@@ -35,9 +35,9 @@ NO_POSITION, NO_RELATION = position.none, relative_position.none
 
 
 class Model(NamedTuple):
-    """A model as functions of its parameters. Everything that runs a model takes these, and no other way to it.
+    """A model as functions of its parameters. Training, generation, figures and tools all call these functions.
 
-    * init(key) -> params.
+    * init(key, **block_settings) -> params. block_settings: fields of blocks.Spec in which the runs of a study differ.
     * hidden(params, inputs, mask=..., layout=ONE, **options) -> (X^(M), the tokens before the head, and aux of
       transformer.hidden). options: key_B, code_n, look and edit of attentions.Call. An encoder-decoder has the inputs
       source_BS, valid_BS, w_BN, and no mask.

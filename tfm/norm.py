@@ -126,7 +126,8 @@ def apply(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout 
     on_tpu = layout.platform == "tpu"
     products = on_tpu and x_BND.shape[1] > 1 and x_BND.shape[2] <= platform.MAX_SPREAD
     mean = platform.spread_mean if products else functools.partial(_mean, axes=None, axis=-1, keepdims=True)
-    # One pass suffices for bfloat16: where mean(x)^2 - mean(x^2) is inexact in float32, x itself is not exact enough.
+    # One pass suffices for bfloat16: if mean(x^2) - mean(x)^2 is inexact in float32, x itself is not exact enough. A
+    # second pass takes 9 % of the step of two layers of ViT-S/16 (v5e, estimated).
     one_pass = on_tpu and not products and x_BND.dtype == jnp.bfloat16
     return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean, one_pass), x_BND.dtype, on_tpu)
 

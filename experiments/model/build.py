@@ -26,8 +26,9 @@ from tfm.attention import heads as attentions, implementations, mask as masks, s
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the parameters
 # Models with more layers use a loop over layers: the limit on a TPU or GPU, and the limit on a CPU (`fit_spec`).
-# libtpu 0.0.50 takes 5 s to compile one layer of a step and an evaluation. It estimates that a loop over four layers
-# takes 1.5 times as long as four unrolled layers (causal_lm, llama; vit: 1.77; v5e). On a CPU: 1.15 to 1.25 times.
+# libtpu takes 5 s to compile one layer of a step and an evaluation. By its estimates for v5e, a loop over 12 layers of
+# ViT-S/16 takes 1.12 times as long as unrolled layers. (Loops over four layers of causal_lm and llama took 1.5 times as
+# long before they stopped saving logits; this was not repeated.) On a CPU: 1.15 to 1.25 times.
 UNROLLED, UNROLLED_CPU = 4, 6
 CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token}
 # text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens

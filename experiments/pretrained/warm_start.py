@@ -50,7 +50,8 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
     adopted = {key: value for key, value in required.items() if key in current and key not in chosen}
     for key, value in adopted.items() if not saved else ():
         code = isinstance(value, str) and by_name.CODE.fullmatch(value)
-        refused = f'init_from: {path} has {key} = "{value}", code that would be executed. Set it too if you trust it'
+        refused = f'init_from: {path} has {key} = "{value}", code that would be executed'
+        refused += f". If you trust this code, set {key} in your config"
         errors.refuse((code, refused))
     settings = settings.replace(adopted)
     after = configs.flat(settings.to_dict())
