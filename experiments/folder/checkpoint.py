@@ -6,7 +6,6 @@ commits a checkpoint before a manifest of the files can be added.
 
 import concurrent.futures
 import contextlib
-import functools
 import hashlib
 import math
 import pathlib
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
 from experiments.config import disk, errors
 from experiments.devices import distributed, mesh as meshes
@@ -62,20 +62,13 @@ class Checkpoints:
             if distributed.is_main():
                 manifest.tidy(self._folder)
             self.measured = {n: manifest.metrics(self._folder / str(n)) for n in manifest.steps(self._folder)}
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending: concurrent.futures.Future | None = None
-
-    @functools.cached_property
-    def _orbax(self) -> Any:
-        """Orbax's checkpointer. If several devices hold an array, one writes it.
-
-        If each wrote a part, every shape would cost a compilation.
-        """
-        ocp = import_orbax()
+        # If several devices hold an array, one writes it. If each wrote a part, every shape would cost a compilation.
         types = ocp.type_handlers
         handler = types.ArrayHandler(use_replica_parallel=False)
         handlers = types.create_type_handler_registry((jax.Array, handler), (np.ndarray, types.NumpyHandler()))
-        return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=handlers))
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=handlers))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: concurrent.futures.Future | None = None
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background. Do nothing if this step is saved already.
@@ -91,7 +84,7 @@ class Checkpoints:
             path = self._path(manifest.WRITING)
             if distributed.is_main():
                 path.mkdir()
-            self._orbax.save(path / manifest.STATE, args=import_orbax().args.PyTreeSave(_unwrap(state)))
+            self._orbax.save(path / manifest.STATE, args=ocp.args.PyTreeSave(_unwrap(state)))
         self._pending = self._thread.submit(self._finish)
 
     def _path(self, end: str = "") -> pathlib.Path:
@@ -154,9 +147,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._thread.shutdown()
-            if "_orbax" in vars(self):
-                with contextlib.suppress(*FAILURES):  # `wait` has raised the same failure
-                    self._orbax.close()
+            with contextlib.suppress(*FAILURES):  # `wait` has raised the same failure
+                self._orbax.close()
 
     def resume(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
         """Return the step and the state of a checkpoint, on the mesh of `like`; None if there is no checkpoint.
@@ -176,13 +168,6 @@ class Checkpoints:
         self._delete([n for n in self.measured if n > step])
         self._delete(superfluous(self.measured, keep=self._keep, best=self._best))  # a killed run may leave too many
         return step, state
-
-
-def import_orbax() -> Any:
-    """Return Orbax, whose import takes 0.1 s: the first step of a run does not wait for it."""
-    import orbax.checkpoint as ocp
-
-    return ocp
 
 
 def _verify(folder: pathlib.Path, step: int, steps: Collection[int]) -> int:
@@ -247,7 +232,6 @@ def choose_step(folder: pathlib.Path, best: Best, step: int | None, *, label: st
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
     """Return the parameters of the checkpoint folder/step as numpy arrays. Raises UserError if it is damaged."""
-    ocp = import_orbax()
     checkpoint, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
     manifest.verify(checkpoint)
     with disk.reading(checkpoint):
@@ -260,7 +244,7 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
 def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
     """Return the state of a verified checkpoint, sharded as `like`. Raises UserError if its arrays differ."""
-    ocp, arrays = import_orbax(), jax.eval_shape(_unwrap, like)
+    arrays = jax.eval_shape(_unwrap, like)
     needed = jax.tree.map(lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y.sharding), arrays, like)
     with disk.reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         saved = _describe_leaves(ocp.PyTreeCheckpointHandler().metadata(checkpoint / manifest.STATE).tree)

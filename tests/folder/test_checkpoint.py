@@ -116,8 +116,8 @@ def test_a_run_that_is_killed_at_any_point_of_a_save_has_a_complete_checkpoint(f
         raise Killed
 
     owner, name = {
-        "begins": (checkpoint.import_orbax().AsyncCheckpointer, "save"),
-        "arrays": (checkpoint.import_orbax().AsyncCheckpointer, "wait_until_finished"),
+        "begins": (checkpoint.ocp.AsyncCheckpointer, "save"),
+        "arrays": (checkpoint.ocp.AsyncCheckpointer, "wait_until_finished"),
         "manifest": (disk, "flush"),
         "renamed": (pathlib.Path, "rename"),
         "deleted": (disk.shutil, "rmtree"),
