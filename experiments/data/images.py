@@ -108,9 +108,8 @@ def read_arrays(source: str) -> image_folder.Splits | None:
 def read_digits() -> image_folder.Splits:
     """Return scikit-learn's digits, pixels 0 .. 16. Its module is not imported, because that takes a second."""
     folder = importlib.util.find_spec("sklearn").submodule_search_locations[0]
-    path = pathlib.Path(folder, "datasets", "data", "digits.csv.gz")
-    with disk.reading(path):
-        rows = np.loadtxt(path, np.uint8, delimiter=",")  # 8 x 8 pixels and the label
+    text = data_files.load_text(data_files.on_disk(pathlib.Path(folder, "datasets", "data", "digits.csv.gz")))
+    rows = np.array([line.split(",") for line in text.split()]).astype(np.uint8)  # 8 x 8 pixels and the label
     return image_folder.Splits([(rows[:, :-1].reshape(-1, 8, 8), rows[:, -1])], classes=DIGITS)
 
 
