@@ -16,7 +16,7 @@ from experiments.data import corpus as corpora, perplexity, windows
 from experiments.devices import mesh as meshes
 from experiments.engine import run as runs, train_step
 from experiments.folder import log
-from experiments.model import baselines, build, checks, flax_model, losses, sharding, splits, task as tasks, variants
+from experiments.model import baselines, build, checks, losses, sharding, splits, task as tasks, variants
 from tfm import head as heads, layout as layouts, models, variant
 from tfm.attention import mask as masks
 from tfm.decode import generate
@@ -188,6 +188,8 @@ def make_model(
     """Return the model of the settings, or the user's Flax module. Raises UserError for a norm that is not causal."""
     t, m, masked = settings.text, settings.model, settings.text.objective == "masked"
     if m.flax:
+        from experiments.model import flax_model  # imports flax.nnx, which takes 0.1 s
+
         inputs, outputs = jax.ShapeDtypeStruct((2, t.N), jnp.int32), (2, t.N, W)
         return flax_model.build(m, mesh, inputs, outputs, padded=masked, W=W, N=t.N)
     if not masked:

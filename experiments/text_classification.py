@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import classes as class_names, files as data_files, labelled, pretrained_tokenizer
 from experiments.engine import batches, run as runs, train_step
-from experiments.model import baselines, build, flax_model, losses, sharding, splits, task as tasks
+from experiments.model import baselines, build, losses, sharding, splits, task as tasks
 from tfm import head as heads, layout as layouts, models
 from tfm.attention import mask as masks
 
@@ -88,6 +88,8 @@ def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> mod
     t, m = settings.text, settings.model
     sizes = {"W": W, "N": t.N, "C": C}
     if m.flax:
+        from experiments.model import flax_model  # imports flax.nnx, which takes 0.1 s
+
         return flax_model.build(m, mesh, jax.ShapeDtypeStruct((2, t.N), np.int32), (2, C), padded=True, **sizes)
     layout = sharding.choose_layout(m, mesh, W=W)
     if layout.sequence:

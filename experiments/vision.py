@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from experiments.config import disk, errors, settings as configs
 from experiments.data import images
 from experiments.engine import run as runs, train_step
-from experiments.model import baselines, build, flax_model, losses, sharding, splits, task as tasks
+from experiments.model import baselines, build, losses, sharding, splits, task as tasks
 from tfm import layout as layouts, models
 
 
@@ -65,6 +65,8 @@ def make_model(settings: configs.Settings, mesh: Mesh, data: images.Images) -> t
     i, m, (_, Y, X, Z) = settings.image, settings.model, data.train_image_BYXZ.shape
     sizes = {"Y": Y, "X": X, "Z": Z, "C": len(data.classes)}
     if m.flax:
+        from experiments.model import flax_model  # imports flax.nnx, which takes 0.1 s
+
         images_like = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32)
         return flax_model.build(m, mesh, images_like, (2, sizes["C"]), **sizes), 1
     N = build.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")

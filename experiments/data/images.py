@@ -3,6 +3,7 @@
 The files are .npz, MNIST's IDX files (http://yann.lecun.com/exdb/mnist), gzipped or not, or images in folders.
 """
 
+import importlib.util
 import math
 import os
 import pathlib
@@ -89,10 +90,7 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     """Return the images of a source of arrays; None if it has image files. Raises UserError for a missing source."""
     path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
-        from sklearn import datasets  # imported only here, because it takes a second
-
-        digits = datasets.load_digits()  # pixels 0 .. 16, integers stored as float64
-        return image_folder.Splits([(digits.images.astype(np.uint8), digits.target)], classes=DIGITS)
+        return read_digits()
     if source in FOLDERS:
         folder, names = FOLDERS[source]
         paths = [place / folder for place in download.places()]
@@ -105,6 +103,14 @@ def read_arrays(source: str) -> image_folder.Splits | None:
     content = disk.read_npz(path, ARRAYS)
     names, arrays = [*content], [*content.values()]
     return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
+
+
+def read_digits() -> image_folder.Splits:
+    """Return scikit-learn's digits, pixels 0 .. 16. Its module is not imported, because that takes a second."""
+    folder = importlib.util.find_spec("sklearn").submodule_search_locations[0]
+    text = data_files.load_text(data_files.on_disk(pathlib.Path(folder, "datasets", "data", "digits.csv.gz")))
+    rows = np.array([line.split(",") for line in text.split()]).astype(np.uint8)  # 8 x 8 pixels and the label
+    return image_folder.Splits([(rows[:, :-1].reshape(-1, 8, 8), rows[:, -1])], classes=DIGITS)
 
 
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:

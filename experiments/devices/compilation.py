@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
@@ -180,7 +181,7 @@ def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
     """
     device = devices.local_devices[0]
     size, count = (1536, 1) if device.platform == "cpu" else (8192, devices.size)
-    a, product, best = jax.device_put(jnp.ones((size, size)), device), jax.jit(jnp.matmul), math.inf
+    a, product, best = jax.device_put(np.ones((size, size), np.float32), device), jax.jit(jnp.matmul), math.inf
     jax.block_until_ready(product(a, a))
     for _ in range(repeats):
         begin = time.perf_counter()

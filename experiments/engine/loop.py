@@ -202,6 +202,9 @@ def train(
             break
         previous = n, batch, metrics
         run.saver.saves.check()
+        if n == start + 1:  # and not earlier, so that the first step comes soon
+            jax.block_until_ready(metrics)
+            run.logs.line.measure()
         if run.clock.pauses(n):
             if not _log(run, *previous, state):
                 break

@@ -200,10 +200,8 @@ def start_state(
 
 
 def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
-    """Measure the speed of the devices' matrix products. Return the progress bar of a single run."""
-    peak, per_example = compilation.measure_peak(devices=plan.mesh), plan.task.tokens_per_example
-    if distributed.is_main():
-        print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s, measured now with large float32 products")
-    flops_per_token = flops / (plan.growth.sizes[0] * per_example)
-    share = flops_per_token / peak if peak else 0.0
-    return log.Progress(lambda n: plan.growth.before(n) * per_example, start=start, steps=plan.steps, share=share)
+    """Return the progress bar of a single run. flops: of a step."""
+    per_example = plan.task.tokens_per_example
+    options = {"start": start, "steps": plan.steps, "flops": flops / (plan.growth.sizes[0] * per_example)}
+    peak = functools.partial(compilation.measure_peak, devices=plan.mesh)
+    return log.Progress(lambda n: plan.growth.before(n) * per_example, peak=peak, **options)

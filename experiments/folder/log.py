@@ -176,6 +176,9 @@ class Line:
         yield
         self._paused += time.perf_counter() - began
 
+    def measure(self) -> None:
+        """Measure the devices if their speed is shown. Call this while they are idle."""
+
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
         self._bar.write(line)
@@ -191,12 +194,28 @@ class Line:
 class Progress(Line):
     """The progress of a single run."""
 
-    def __init__(self, tokens: Callable[[int], int], *, start: int, steps: int, share: float = 0.0):
-        """tokens(n): the number of tokens in the first n steps. share: of the peak FLOP/s, at one token per second."""
+    def __init__(
+        self,
+        tokens: Callable[[int], int],
+        *,
+        start: int,
+        steps: int,
+        flops: float = 0.0,
+        peak: Callable[[], float] = lambda: 1.0,
+    ):
+        """tokens(n): the number of tokens in the first n steps. flops: of a token. peak() -> the devices' FLOP/s."""
         form = "{desc}" + LEFT + "{postfix}"  # the time comes first, because a narrow terminal cuts off the end
         super().__init__(form, total=tokens(steps), done=tokens(start), live=distributed.is_main())
-        self._tokens, self._steps, self._share, self._text = tokens, steps, share, ""
+        self._tokens, self._steps, self._text = tokens, steps, ""
+        self._flops, self._peak, self._share = flops, peak, 0.0
         self._first = self._last = None  # (seconds, tokens) after the first and the last step of this session
+
+    def measure(self) -> None:
+        peak = self._peak()
+        self.say(
+            f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s, measured now with large float32 products"
+        )
+        self._share = self._flops / peak
 
     def advance(self, step: int, loss: float | None) -> None:
         """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.config import by_name, errors, settings as configs
 from experiments.engine.train_step import Ratios
@@ -38,7 +39,7 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
         chosen = by_name.choose("loss", name, {CROSS_ENTROPY: loss.cross_entropy} | NUMBERED)
     functions = {f"train.loss = {name}": chosen} if by_name.CODE.fullmatch(name) else {}
     functions |= {f"the metric {metric} of train.metrics": metrics[metric].measure for metric in metrics}
-    logits, target, weight = jnp.zeros((2, 5, 3)), jnp.zeros((2, 5), int), jnp.ones((2, 5))
+    logits, target, weight = np.zeros((2, 5, 3)), np.zeros((2, 5), int), np.ones((2, 5))
     for label, function in functions.items():
         with by_name.user_errors(label):
             result = jax.eval_shape(function, logits, target, weight)

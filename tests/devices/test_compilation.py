@@ -2,9 +2,12 @@
 
 import functools
 import itertools
+import json
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import types
 
@@ -25,6 +28,7 @@ from experiments.engine import batches, run as runs, summary as summaries, train
 from tfm import head as heads, loss
 from tfm.attention import explicit, flash, mask as masks, splash
 
+ROOT = pathlib.Path(__file__).parents[2]
 BACKEND = "/jax/core/compile/backend_compile_duration"
 compilations: list[str] = []  # names of the compiled functions
 
@@ -61,6 +65,43 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     run(tmp_path / "run", **changes)
     assert compilations.count("jit(train_step)") == compilations.count("jit(held_out)") == 1
     assert list(counts) == [5, 6] and counts[6] == counts[5]
+
+
+FIRST_STEP = """
+import json, os, sys
+
+import jax
+
+programs = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, _, **about: programs.append(about["fun_name"]) if "backend_compile" in event else None
+)
+import launch
+from experiments.engine import batches
+
+original = batches.iterate
+
+def iterate(dataset, *, start):
+    for n, batch in enumerate(original(dataset, start=start)):
+        if n == 1:
+            print(json.dumps([programs, *sys.modules]), flush=True)
+            os._exit(0)
+        yield batch
+
+batches.iterate = iterate
+launch.run("configs/smoke.py", sys.argv[1])
+"""
+UNUSED = ("sklearn", "scipy", "matplotlib", "flax.nnx", "jax.experimental.pallas")
+
+
+def test_a_run_compiles_five_programs_before_its_second_step_and_imports_nothing_that_it_does_not_use(tmp_path):
+    environment = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", FIRST_STEP, str(tmp_path / "run")]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    programs, *modules = json.loads(process.stdout.splitlines()[-1])
+    # Two programs make the random key, and the product measures the devices.
+    assert len(programs) == 5 and {"jit(init_state)", "jit(train_step)", "jit(matmul)"} < {*programs}
+    assert {*UNUSED} & {*modules} == set()
 
 
 def test_saving_replicated_arrays_compiles_no_slices(tmp_path):

@@ -25,6 +25,9 @@ class Recorder:
         self.saves, self.check, self.is_stale = self, lambda: None, lambda: False
         self._pauses, self.events = pauses, []
 
+    def measure(self):
+        self.events.append("measure")
+
     def log(self, n, metrics):
         self.events.append(f"log {n}")
         assert metrics["loss"] == 10 * n
@@ -81,16 +84,16 @@ def pause_events(n):
 
 def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause(monkeypatch):
     assert events(monkeypatch, start=0, steps=5, pauses=(3, 5)) == [
-        *("step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause_events(3)),
+        *("step 1", "measure", "step 2", "log 1", "step 3", "log 2", "log 3", *pause_events(3)),
         *("step 4", "step 5", "log 4", "log 5", *pause_events(5)),
     ]
-    last = ["step 8", "step 9", "log 8", "log 9", *pause_events(9)]
+    last = ["step 8", "measure", "step 9", "log 8", "log 9", *pause_events(9)]
     assert events(monkeypatch, start=7, steps=9, pauses=(9,)) == last
     assert events(monkeypatch, start=4, steps=4, pauses=(4,)) == []
 
 
 def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it(monkeypatch):
-    begin = ["step 1", "step 2", "log 1"]
+    begin = ["step 1", "measure", "step 2", "log 1"]
     assert events(monkeypatch, start=0, steps=5, pauses=(5,), fails_at=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
     # The failed step is not saved.
     for steps in (5, 2):

@@ -58,7 +58,8 @@ def test_the_live_line_has_the_same_numbers_and_closes_without_a_time_left(clock
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.delenv("COLUMNS", raising=False)  # before pytest 9, workers set COLUMNS=80
-    line = log.Progress(lambda n: 10 * n, start=0, steps=1000, share=0.005)
+    line = log.Progress(lambda n: 10 * n, start=0, steps=1000, flops=5.0, peak=lambda: 1000.0)
+    line.measure()
     for n in range(1, 11):
         clock.now += STEP_SECONDS
         line.advance(n, 1.5 if n == 10 else None)

@@ -60,7 +60,9 @@ class Mask:
         if self.other is not None:
             parts.append(self.other(n, s_S))
         allowed = functools.reduce(operator.and_, parts or [np.ones((1, 1), bool)])
-        return jnp.broadcast_to(allowed, jnp.broadcast_shapes(allowed.shape, (*n.shape, s_S.size)))
+        on_host = isinstance(allowed, np.ndarray) and isinstance(n, np.ndarray)  # a JAX function would be compiled
+        broadcast = np.broadcast_to if on_host else jnp.broadcast_to
+        return broadcast(allowed, np.broadcast_shapes(allowed.shape, (*n.shape, s_S.size)))
 
 
 causal = Mask(causal=True)

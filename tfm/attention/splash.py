@@ -16,7 +16,6 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tfm import layout as layouts
 from tfm.attention import mask as masks
@@ -52,6 +51,7 @@ def attention(
     Logits, weights and sums are float32. The result has gradients in reverse mode. interpret: run the interpreter of
     Pallas, which works on any device. Raises ValueError if n is not None or `find_limitation` gives a reason.
     """
+    splash = _import_kernel()
     reason = find_limitation(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias is not None)
     if reason or n is not None:
         raise ValueError(f"splash.attention: {reason or 'n must be None'}. Use flash.attention.")
@@ -73,6 +73,13 @@ def attention(
         return y_BHNV, None
     has_keys = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
     return jnp.where(has_keys[..., None] if has_keys.ndim == 1 else has_keys[:, None, :, None], y_BHNV, 0), None
+
+
+def _import_kernel() -> Any:
+    """Return the module of the kernel. Only runs on a TPU need it, and it imports Pallas, which takes 0.1 s."""
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    return splash_attention
 
 
 def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
@@ -135,6 +142,7 @@ def _run_kernel(
 
     Tokens lie along the lanes if the features of a head do not fill the lanes: GPT-2's 64 features fill half of them.
     """
+    splash = _import_kernel()
     queries, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
     narrow = q_BHNK.shape[3] % LANES or v_BGSV.shape[3] % LANES
     layout = splash.QKVLayout.SEQ_MINOR if narrow else splash.QKVLayout.HEAD_DIM_MINOR
