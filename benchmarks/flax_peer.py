@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from benchmarks import participant, sizes
 
@@ -81,7 +81,7 @@ def build(size: sizes.Workload) -> participant.Built:
 
     adamw = optax.adamw(o["learning_rate"], *o["betas"], o["eps"], weight_decay=o["weight_decay"], mask=decay_mask)
     adamw = optax.chain(optax.clip_by_global_norm(o["clip"]), adamw)
-    mesh = Mesh(jax.devices()[: size.devices], "data")
+    mesh = jax.make_mesh((min(size.devices, jax.device_count()),), ("data",), axis_types=(AxisType.Auto,))
     whole, shared = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 
     def init(example: jax.Array) -> Any:
