@@ -71,7 +71,7 @@ def run(executed: str | None = None) -> None:
         f"{FIGURES} figures of vit": sum("image/png" in data for data in displays) == FIGURES,
         "the report of a study": any("Each arm is compared with" in data.get("text/html", "") for data in displays),
         "a sample": "The function " in printed,
-        "the speed of this machine": "is in results.json" in printed,
+        "the speed of this machine": re.search(r"^colab_v5e +\d", printed, re.MULTILINE),
         "a run that resumes": "resuming " in printed,
         "no warnings": not any(output.get("name") == "stderr" for output in outputs),
     }

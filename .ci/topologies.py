@@ -5,20 +5,16 @@ python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama] [--quick]
 With --quick the compiler optimises less, in a third of the time. The programs then need more memory than in a run, so a
 config that does not fit is compiled again with all optimisations.
 
-Needs the extras `aot` and `text`. Nothing is downloaded: a small stand-in replaces each data set that is not in
-$TFM_DATA, and the table marks it. The compiled programs do not depend on the data.
+Needs the extras `aot` and `text`. Nothing is downloaded: stand-ins replace the data sets, and the table marks them.
 """
 
 import argparse
 import contextlib
 import functools
 import io
-import itertools
 import json
 import multiprocessing
-import os
 import pathlib
-import string
 import sys
 import tempfile
 import time
@@ -32,14 +28,6 @@ SHARDED = {  # on v5e-8: config -> changes
     "vit": {"mesh.data": 8},
     "llama": {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2},
     "long_context": {"mesh.data": 1, "mesh.sequence": 8},
-}
-DATA = {  # setting and its value -> the file or folder in $TFM_DATA
-    ("text.source", "tinyshakespeare"): "tinyshakespeare.txt",
-    ("text.tokenizer", "gpt2/tokenizer.json"): ROOT / "gpt2/tokenizer.json",
-    ("pairs.source", "spa-eng"): "spa-eng.zip",
-    ("image.source", "fashion_mnist"): "fashion-mnist",
-    ("image.source", "mnist"): "mnist",
-    ("image.source", "hub:uoft-cs/cifar10"): "not downloaded",
 }
 
 
@@ -76,10 +64,11 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
     import jax
 
     import launch
+    from benchmarks import stand_ins
     from experiments.config import errors, files as config_files
 
     config = str(ROOT / "configs" / f"{name}.py")
-    data = stand_ins(config_files.load(config), pathlib.Path(folder))
+    data = stand_ins.write(config_files.load(config), pathlib.Path(folder))
     file, start = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic()
     jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")  # UNKNOWN is JAX's default
     try:
@@ -96,45 +85,6 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
     notes = [f"{key}={value}" for key, value in changes.items()] + ["stand-in data"] * bool(data)
     line = LINE.format(name, topology, "yes", f"{time.monotonic() - start:.0f}", *sizes, ", ".join(notes))
     return line.rstrip(), peak <= report["hbm_bytes"]
-
-
-def stand_ins(settings, folder: pathlib.Path) -> dict[str, str]:
-    """Write stand-ins for missing data sets, and return the settings that name them.
-
-    A text has 65 characters, as many as tinyshakespeare; a tokenizer has GPT-2's 50,257 tokens; pairs are short
-    sentences of thousands of words; images have ten classes and the size of the data set. A config that starts from a
-    user's model starts from random weights.
-    """
-    import numpy as np
-
-    letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
-    words = ["".join(word) for word in itertools.islice(letters, 4000)]
-    alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
-    changes, data = {}, pathlib.Path(os.environ.get("TFM_DATA") or folder / "none")
-    if settings.init_fresh and not settings.init_from:
-        changes["init_fresh"] = ""
-    for (key, value), file in DATA.items():
-        section, field = key.split(".")
-        if section not in settings or settings[section][field] != value or (data / file).exists():
-            continue
-        path = folder / f"{os.getpid()}_{section}_{field}.{'npz' if section == 'image' else 'txt'}"
-        changes[key] = str(path)
-        if field == "tokenizer":
-            model = {"type": "BPE", "vocab": {chr(33 + i): i for i in range(50257)}, "merges": []}
-            byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-            path.write_text(json.dumps({"model": model, "pre_tokenizer": byte_level}), encoding="utf-8")
-        elif section == "text":
-            path.write_text((alphabet + " ".join(words[:3000]) + "\n") * 20, encoding="utf-8")
-        elif section == "pairs":
-            lines = (f"{word} {words[-i]}.\t{word[::-1]} {words[i // 2][::-1]}.\n" for i, word in enumerate(words))
-            path.write_text("".join(lines), encoding="utf-8")
-        else:
-            arrays, shape = {}, (32, 32, 3) if "cifar" in value else (28, 28)
-            for part, n in (("train", 640), ("test", 320)):
-                arrays[f"x_{part}"] = np.resize(np.arange(251, dtype=np.uint8), (n, *shape))
-                arrays[f"y_{part}"] = np.arange(n) % 10
-            np.savez(path, **arrays)
-    return changes
 
 
 if __name__ == "__main__":

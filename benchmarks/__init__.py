@@ -1,1 +1,1 @@
-"""Speed measurements: python -m benchmarks (this project and its peers), python -m benchmarks.tpu_estimate."""
+"""Speed: python -m benchmarks (this project and its peers), benchmarks.tpu_estimate, benchmarks.on_tpu."""

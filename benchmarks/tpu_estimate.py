@@ -2,31 +2,35 @@
 
 python -m benchmarks.tpu_estimate configs/gpt2.py v5e-1 [model.remat=full ...]
 python -m benchmarks.tpu_estimate my_file:step v5e-1          # your own function (docs/tpu.md)
+python -m benchmarks.tpu_estimate --all [v6e-1]               # a table of ten steps (catalogue.py), in ten minutes
 
 Use it to compare two programs, not as a measurement. For a published step of a model of 164 M parameters, the estimate
 was 1.5 (v5e) and 2.5 (v6e) times too long. It reads the text of libtpu 0.0.50, whose format can change.
 """
 
 import collections
+import contextlib
+import io
+import math
 import re
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
 
-from experiments.config import by_name, files as config_files
-from experiments.devices import compilation
-from experiments.dry_run import dry_run as dry_runs, topology as topologies, user_function as user_functions
-from experiments.engine import run as runs, run_plan
-from experiments.pretrained import adapters
+from benchmarks import catalogue
+from experiments import command as commands
+from experiments.config import errors
+from experiments.devices import compilation, mesh as meshes
+from experiments.dry_run import dry_run as dry_runs, topology as topologies
 
-# FLOP/s of bfloat16 products, clock rate in Hz (cloud.google.com/tpu/docs, v4 to v6e).
-CHIPS = {"v4": (275e12, 1.05e9), "v5e": (197e12, 1.5e9), "v5p": (459e12, 1.75e9), "v6e": (918e12, 1.75e9)}
-# The text has no cycles for Pallas kernels. We assume that they reach half of the peak, compute half of the blocks
-# (causal mask), and take 7 products in training for every 2 in the forward pass.
-KERNEL_PEAK, CAUSAL, TRAINING = 0.5, 0.5, 3.5
+ROW = "{:<12}{:>10}{:>13}{:>9}{:>11}{:>13}"
+# JAX's name -> FLOP/s of bfloat16 products, clock rate in Hz (cloud.google.com/tpu/docs, v4 to v6e).
+CHIPS = {"TPU v4": (275e12, 1.05e9), "TPU v5 lite": (197e12, 1.5e9)}
+CHIPS |= {"TPU v5": (459e12, 1.75e9), "TPU v5p": (459e12, 1.75e9), "TPU v6 lite": (918e12, 1.75e9)}
+KERNEL_PEAK = 0.5  # the text has no cycles for Pallas kernels; we assume that they reach half of the peak
 NAME = r"%?([\w.\-]+)"
 INSTRUCTION = re.compile(rf"^\s*(ROOT )?{NAME} = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 COMPUTATION = re.compile(rf"^(ENTRY )?{NAME} \(.*\{{$")
@@ -145,52 +149,77 @@ def count_iterations(loop: Line, program: Program) -> int | None:
     return int(end.rest.partition(")")[0]) if end and end.opcode == "constant" else None
 
 
-def main(code: str, name: str, *changes: str) -> None:
-    """Compile the step of a config, or a function of the user's, for a topology, and print the estimate."""
-    target, (peak, clock) = topologies.describe(name), CHIPS[name.partition("-")[0]]
-    load = load_user_function if by_name.CODE.fullmatch(code) else load_step
-    request, all_flops, kernel_flops = load(code, target, *changes)
-    (program,) = topologies.compile_programs([request])
+class Estimate(NamedTuple):
+    """The time of a compiled program, of this its Pallas kernels, and its share of the peak; NaN without cycles.
+
+    scopes: {named scope: share of the time}, largest first. record: memory and collectives (dry_run.describe_program).
+    """
+
+    seconds: float
+    kernels: float
+    share: float
+    scopes: dict[str, float]
+    unknown_loops: int
+    record: dict[str, Any]
+
+    @property
+    def mebibytes(self) -> float:
+        """Return the memory that the program needs on each chip."""
+        return self.record["needed_bytes"] / 2**20
+
+
+def compile_step(step: catalogue.Step, devices: Sequence[Any]) -> tuple[jax.stages.Compiled, Estimate]:
+    """Compile a step for the devices. Return it with its estimate. Raises RunError if the compiler refuses it."""
+    (program,) = topologies.compile_programs([step.request])
     if program.compiled is None:
-        sys.exit(f"{program.request.name} is not compiled: it {program.reason}")
+        raise errors.RunError(f"{program.request.name} is not compiled: it {program.reason}")
     cycles, unknown_loops = estimate(program.compiled.as_text())
-    kernels = kernel_flops / (KERNEL_PEAK * len(target.devices) * peak)
-    seconds, ideal = sum(cycles.values()) / clock + kernels, all_flops / (len(target.devices) * peak)
-    print(f"estimate {1e3 * seconds:.4g} ms ({1e3 * kernels:.3g} ms for kernels); {ideal / seconds:.1%} of the peak")
-    record = dry_runs.describe_program(program)
-    print(f"memory of a chip {record['needed_bytes'] / 2**20:.1f} MiB; collectives {record['collectives']}")
-    print(f"loops of unknown length, counted as one iteration: {unknown_loops}")
-    for scopes, n in list(cycles.items())[:20]:
-        print(f"  {n / clock / seconds:6.1%}  {scopes}")
+    peak, clock = CHIPS.get(devices[0].device_kind if cycles else "", (math.nan, math.nan))
+    peak *= len(devices)
+    kernels = step.kernel_flops / (KERNEL_PEAK * peak)
+    seconds = sum(cycles.values()) / clock + kernels
+    scopes, record = {name: n / clock / seconds for name, n in cycles.items()}, dry_runs.describe_program(program)
+    return program.compiled, Estimate(seconds, kernels, step.flops / peak / seconds, scopes, unknown_loops, record)
 
 
-def load_step(config: str, target: topologies.Topology, *changes: str) -> tuple[topologies.Request, float, float]:
-    """Return the request for the step of a config, its FLOPs, and those of its Pallas kernels in unmasked blocks.
-
-    The FLOPs are three times those of the forward pass: they leave out what the backward pass computes again.
-    """
-    settings = config_files.load_settings(config, dict(change.split("=", 1) for change in changes))
-    mesh = runs.make_mesh(settings, chips=target.devices)
-    work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), mesh)
-    plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
-    all_flops, kernel_flops = (run_plan.forward_flops(plan, state, kernels=kernels) for kernels in (False, True))
-    return next(dry_runs.programs(plan, state)), 3 * all_flops, TRAINING * CAUSAL * kernel_flops
+def print_estimate(result: Estimate) -> None:
+    """Print an estimate with the largest named scopes."""
+    times = f"estimate {1e3 * result.seconds:.4g} ms ({1e3 * result.kernels:.3g} ms for kernels)"
+    print(f"{times}; {result.share:.1%} of the peak")
+    print(f"memory of a chip {result.mebibytes:.1f} MiB; collectives {result.record['collectives']}")
+    print(f"loops of unknown length, counted as one iteration: {result.unknown_loops}")
+    for scopes, share in list(result.scopes.items())[:20]:
+        print(f"  {share:6.1%}  {scopes}")
 
 
-def load_user_function(name: str, target: topologies.Topology) -> tuple[topologies.Request, float, float]:
-    """Return the request for a function of the user's, its FLOPs, and those of its Pallas kernels in unmasked blocks.
+def print_table(target: topologies.Topology) -> None:
+    """Print a line for each of catalogue.STEPS: its estimate, or the reason why there is none."""
+    print(f"{target.name}, jax {meshes.versions()['jax']}, libtpu {compilation.libtpu()}: estimates, not measurements")
+    print(ROW.format("step", "ms", "kernels, ms", "of peak", "MiB", "compiled in"))
+    for name, command in catalogue.STEPS.items():
+        code, *changes = command.split()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                step, begin = catalogue.load(code, target.devices, *changes), time.perf_counter()
+                _, result = compile_step(step, target.devices)
+        except (errors.UserError, errors.RunError) as error:
+            print(f"{name:<12} none: {errors.line(error)}", flush=True)
+            continue
+        times = f"{1e3 * result.seconds:.4g}", f"{1e3 * result.kernels:.3g}", f"{result.share:.1%}"
+        print(ROW.format(name, *times, f"{result.mebibytes:,.1f}", f"{time.perf_counter() - begin:.0f} s"), flush=True)
 
-    The FLOPs are those of the traced function, with all that it computes again. Those inside a shard_map are of one
-    device.
-    """
-    request = user_functions.load(name, target.devices)
-    jaxpr = request.function.trace(*request.arguments).jaxpr  # without jit's options and static arguments
-    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jaxpr.in_avals]
-    all_flops, kernel_flops = (
-        compilation.flops(core.jaxpr_as_fun(jaxpr), *arrays, kernels=kernels) for kernels in (False, True)
-    )
-    return request, all_flops, CAUSAL * kernel_flops
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the estimate of a step, or with --all the table of steps. Raises UserError for invalid arguments."""
+    match arguments:
+        case ["--all", *names] if len(names) < 2:
+            print_table(topologies.describe(*names or ["v5e-1"]))
+        case [code, name, *changes]:
+            target = topologies.describe(name)
+            print_estimate(compile_step(catalogue.load(code, target.devices, *changes), target.devices)[1])
+        case _:
+            raise errors.UserError("write python -m benchmarks.tpu_estimate configs/vit.py v5e-1, or --all")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(commands.exit_code(lambda: main(sys.argv[1:])))

@@ -188,44 +188,16 @@ HTML(f'<div><iframe srcdoc="{page}" width="100%" height="900"></iframe></div>')
 
 # %% [markdown]
 # ## How fast is this chip?
-# We have no TPU, so you can measure what we cannot. These cells train a model that suits the chip for a few steps. They
-# write its speed, its memory, and the memory that the compiler predicted into `results.json`.
+# We have no TPU, so you can measure what we cannot. This cell compiles three models, and prints the time and memory of
+# their training steps next to those that the compiler expects. It takes about five minutes.
 
 # %%
-import json
-import subprocess
-import sys
+from benchmarks import on_tpu
 
-chip = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}.get(jax.devices()[0].device_kind)
-config = f"configs/colab_{chip}.py" if chip else "configs/causal_lm.py"
-few = {"train.steps": 30, "train.log_every": 1, "optim.warmup_steps": 10}
-few |= {} if chip else {"train.steps": 15, "model.M": 1}
-if chip:  # GPT-2's words
-    import huggingface_hub
-
-    huggingface_hub.hf_hub_download("openai-community/gpt2", "tokenizer.json", local_dir="gpt2")
-speed = launch.run(config, workdir="runs/speed", **few)
-
-# %%
-said = {}
-if chip:
-    flags = [f"--topology={chip}-1", "--json=says.json", *(f"--config.{key}={few[key]}" for key in few)]
-    done = subprocess.run([sys.executable, "launch.py", "--config", config, "--dry_run", *flags], check=False)
-    said = {} if done.returncode else json.loads(pathlib.Path("says.json").read_text())
-saved = json.loads((speed.folder / "config.json").read_text())
-tokens = saved["config"]["train"]["batch_size"] * saved["config"]["text"]["N"]
-measured = {"seconds_per_step": tokens / speed.summary["tokens_per_second"]}
-peak = {"v5e": 197e12, "v6e": 918e12}.get(chip)  # FLOP/s of bfloat16
-measured["share_of_peak"] = speed.summary["flops_per_step"] / measured["seconds_per_step"] / peak if chip else None
-measured["memory"] = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-chips = {"chip": jax.devices()[0].device_kind, "chips": jax.device_count(), "config": config, "changes": few}
-results = chips | {"measured": measured, "compiled": said, "summary": speed.summary}
-pathlib.Path("results.json").write_text(json.dumps(results, indent=1))
-print(json.dumps(results["measured"]), "is in results.json")
+on_tpu.run()
 
 # %% [markdown]
-# Please attach `results.json` (*Files* panel at the left, folder `tfm`) to an issue of `REPOSITORY` above, whatever the
-# numbers are. It has the numbers of this run, the versions and the commit, and nothing about you.
+# Please paste these lines into an issue of `REPOSITORY` above, whatever the numbers are.
 
 # %% [markdown]
 # ## Keep it: what if Colab ends the runtime?

@@ -87,8 +87,8 @@ def check(words: list[str]) -> None:
     elif words[1:3] == ["-m", "benchmarks.records"]:
         records.parse(words[3:])
     elif words[1:3] == ["-m", "benchmarks.tpu_estimate"]:
-        assert by_name.CODE.fullmatch(words[3]) or (ROOT / words[3]).is_file()
-        assert words[4] in topologies.NAMES
+        assert words[3] == "--all" or by_name.CODE.fullmatch(words[3]) or (ROOT / words[3]).is_file()
+        assert all(word in topologies.NAMES for word in words[4:5])
     elif words[1:3] == ["-m", "experiments.dry_run"]:
         values = tools.arguments(dry_run_command.run, dry_run_command.HELP, words[2:], positional="functions")
         assert all(map(by_name.CODE.fullmatch, values["functions"])) and values["topology"] in ["", *topologies.NAMES]

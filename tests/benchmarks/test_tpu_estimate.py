@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
-from benchmarks import tpu_estimate
+from benchmarks import catalogue, on_tpu, tpu_estimate
 from experiments.devices import compilation
 from experiments.dry_run import topology as topologies
+from tfm import shapes
 
 
 def estimate(entry: str, *computations: str) -> tuple[dict[str, int], int]:
@@ -104,6 +105,79 @@ def test_the_flops_of_a_users_function_include_its_backward_pass(tmp_path, monke
     lines += ["def example(): return numpy.ones((3, 7)), numpy.ones((5, 3)), 'any'"]
     (tmp_path / "my_product.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
-    devices = topologies.Topology("this machine", jax.devices()[:1], 0)
-    request, flops, kernel_flops = tpu_estimate.load_user_function("my_product:step", devices)
+    request, flops, kernel_flops, _ = catalogue.load("my_product:step", jax.devices()[:1])
     assert request.name == "my_product:step" and (flops, kernel_flops) == (3 * 2 * 5 * 3 * 7, 0)
+
+
+TINY = "configs/vit.py model.M=1 model.D=12 train.batch_size=2"
+FAULTY = {"missing": "configs/vit.py image.source=absent.npz", "mistake": "configs/vit.py model.Z=3"}
+
+
+def test_the_table_of_estimates_has_a_line_for_each_step(monkeypatch, capsys):
+    pytest.importorskip("libtpu", reason="needs libtpu, the TPU's compiler")
+    monkeypatch.setattr(catalogue, "STEPS", {"tiny": TINY})
+    before = jax.config.jax_enable_compilation_cache
+    tpu_estimate.main(["--all"])
+    jax.config.update("jax_enable_compilation_cache", before)
+    title, header, tiny = capsys.readouterr().out.splitlines()
+    assert title.startswith("v5e-1, ") and header.split()[:2] == ["step", "ms"]
+    name, milliseconds, kernels, share, mebibytes, _, unit = tiny.split()
+    assert (name, kernels, unit) == ("tiny", "0", "s") and share.endswith("%")
+    assert 1e-3 < float(milliseconds) < 1 and 0.01 < float(mebibytes) < 10
+
+
+def test_the_table_says_why_a_step_has_no_estimate(monkeypatch, capsys):
+    monkeypatch.setattr(catalogue, "STEPS", {**FAULTY, "refused": TINY})
+    refuse = lambda requests: [topologies.Program(request, None, "needs 17 GiB") for request in requests]  # noqa: E731
+    monkeypatch.setattr(topologies, "compile_programs", refuse)
+    tpu_estimate.print_table(topologies.Topology("these chips", jax.devices()[:1], 0))
+    _, _, missing, mistake, refused = capsys.readouterr().out.splitlines()
+    assert missing.split()[:2] == ["missing", "none:"] and "absent.npz" in missing and "model.Z" in mistake
+    assert "it needs 17 GiB" in refused
+
+
+def test_measured_steps_have_a_line_each_and_a_step_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+    monkeypatch.setattr(catalogue, "STEPS", {**FAULTY, "ViT": TINY})
+    monkeypatch.setattr(on_tpu, "STEPS", {"missing": "", "ViT": "model.M=2"})
+    on_tpu.run(steps=2)
+    versions, warning, header, missing, vit = capsys.readouterr().out.splitlines()
+    assert f"jax {jax.__version__}" in versions and "CPU" in warning and "measured" in header
+    assert "absent.npz" in missing
+    name, milliseconds, estimate, peak, mebibytes = vit.split()
+    assert (name, estimate, peak) == ("ViT", "none", "none") and float(milliseconds) > 0 and float(mebibytes) > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "sizes"),
+    [
+        (f"{catalogue.STEPS['ViT-S/16']} {on_tpu.STEPS['ViT-S/16']}", {"v_BNP": (2, 196, 3 * 16**2)}),
+        (f"{catalogue.STEPS['GPT-2']} {on_tpu.STEPS['GPT-2']}", {"w_BN": (2, 64), "E_WD": (50257, 96)}),
+        ("configs/shakespeare_char.py model.M=1 model.D=12 train.batch_size=2", {"E_WD": (65, 12)}),
+    ],
+)
+def test_stand_ins_have_the_sizes_of_the_data(command, sizes):
+    plan = catalogue.load(command.split()[0], jax.devices()[:1], *command.split()[1:]).plan
+    params = shapes.flat(jax.eval_shape(plan.task.init, jax.random.key(0)))
+    arrays = plan.task.train[0] | {path.rpartition("/")[2]: leaf for path, leaf in params.items()}
+    assert {name: arrays[name].shape for name in sizes} == sizes
+
+
+MY_STUDY = """
+from configs import base
+
+def get_config():
+    config = base.get_config("ablation", of="synthetic")
+    config.study.arms = [[f"F_{F}", {"model.F": F}] for F in (5, 17, 3)]
+    config.study.update(metric="eval/accuracy", seeds=[0, 1, 2])
+    config.model.update(M=1, H=1, D=4)
+    config.train.batch_size = 2
+    return config
+"""
+
+
+def test_the_step_of_a_study_is_that_of_its_largest_program_with_all_its_runs(tmp_path):
+    (tmp_path / "my_study.py").write_text(MY_STUDY)
+    step = catalogue.load(str(tmp_path / "my_study.py"), jax.devices()[:1])
+    assert step.request.arguments[0].params["blocks"]["mlp"]["W1_FD"].shape == (3, 1, 17, 4)  # runs, layers, F, D
+    changes = ("model.M=1", "model.H=1", "model.D=4", "model.F=17", "train.batch_size=2")
+    assert step.flops == 3 * catalogue.load("configs/synthetic.py", jax.devices()[:1], *changes).flops
