@@ -1,7 +1,6 @@
 """This project as a participant: the training step of a run, and the generation of experiments/tools/sample.py."""
 
 import itertools
-import os
 import pathlib
 import tempfile
 import time
@@ -12,7 +11,7 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments.config import by_name, settings as configs
-from experiments.devices import compilation, distributed, mesh as meshes
+from experiments.devices import distributed, mesh as meshes
 from experiments.engine import run as runs, run_plan, train_step
 from experiments.model import build as builders
 from experiments.tools import generation
@@ -50,12 +49,11 @@ def write_data(folder: pathlib.Path, size: sizes.Workload) -> tuple[str, dict[st
 def make_plan(size: sizes.Workload) -> run_plan.Plan:
     """Prepare a run of this workload as the launcher does."""
     changes = {f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"}  # eps is fixed
-    changes |= {"train.steps": STEPS, "train.batch_size": size.B, "mesh.data": min(size.devices, os.cpu_count() or 1)}
+    changes |= {"train.steps": STEPS, "train.batch_size": size.B, "mesh.data": min(size.devices, jax.device_count())}
     with tempfile.TemporaryDirectory() as folder:
         experiment, source = write_data(pathlib.Path(folder), size)
         settings = make_settings(experiment, size, changes | source)
-        chips = compilation.split(settings.to_dict()["mesh"], size.platform)
-        devices = runs.make_mesh(settings, size.platform, chips=chips)
+        devices = runs.make_mesh(settings, size.platform)
         work = by_name.load_experiment(experiment).prepare(settings, devices)
         return run_plan.make_plan(settings, work.task, devices)
 

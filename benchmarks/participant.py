@@ -41,14 +41,16 @@ class Built(NamedTuple):
 def build(size: sizes.Workload, module: str, *options: str) -> dict[str, Any]:
     """Build the model of the participant's process, take the first steps, and return its facts."""
     global _built  # of this process, for `take`
-    os.environ.update(ENVIRONMENT | {"JAX_PLATFORMS": PLATFORMS[size.platform]})
+    cores = len(os.sched_getaffinity(0))
+    jax_settings = {"JAX_PLATFORMS": PLATFORMS[size.platform], "JAX_NUM_CPU_DEVICES": str(min(size.devices, cores))}
+    os.environ.update(ENVIRONMENT | jax_settings)
     try:
         _built = importlib.import_module(module).build(size, *options)
     except ImportError as error:
         raise Unavailable(str(error).strip().splitlines()[0]) from error
     if size.warm_up:
         _built.steps(size.warm_up)
-    return {"parameters": _built.parameters, "threads": len(os.sched_getaffinity(0)), **_built.facts}
+    return {"parameters": _built.parameters, "threads": cores, **_built.facts}
 
 
 def take(lead: int, steps: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ class Workload:
     attention: str = "flash"  # model.attention of ours; a peer uses its fastest attention
     dtype: str = "float32"  # of matrix products
     platform: str = "cpu"  # or gpu
-    devices: int = 1  # mesh.data of ours, at most the number of cores
+    devices: int = 1  # mesh.data of ours, and devices of Flax; at most the number of cores
     steps: int = 1  # timed steps in a turn
     warm_up: int = 3  # steps before the first turn, which compile the programs
     lead: int = 0  # untimed steps before them: the first steps after a sleep take up to three times as long

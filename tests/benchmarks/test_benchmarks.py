@@ -83,13 +83,12 @@ def test_our_models_and_those_of_the_peers_have_the_same_number_of_parameters(na
     task, model = ours.make_plan(size).task, (torch_peer.vit if name == "step_c" else torch_peer.gpt2)(size)
     parameters = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
     assert parameters == sum(p.numel() for p in model.parameters())
-    if name == "step_a":
-        example = sizes.make_batches(size.changed(B=1))[0][0]
-        flax = jax.eval_shape(flax_peer.GPT2(size).init, jax.random.key(0), example)["params"]
-        assert parameters == sum(leaf.size for leaf in jax.tree.leaves(flax))
+    example = sizes.make_batches(size.changed(B=1))[0][0]
+    flax = jax.eval_shape(flax_peer.MODELS[size.kind](size).init, jax.random.key(0), example)["params"]
+    assert parameters == sum(leaf.size for leaf in jax.tree.leaves(flax))
 
 
-@pytest.mark.parametrize(("peer", "kind"), [(ours, "images"), (flax_peer, "text")])
+@pytest.mark.parametrize(("peer", "kind"), [(ours, "images"), (flax_peer, "images"), (flax_peer, "text")])
 def test_steps_reduce_the_loss(peer, kind, monkeypatch):
     """Random targets of two batches can be learned only if the steps train."""
     monkeypatch.setattr(sizes, "BATCHES", 2)
