@@ -17,12 +17,15 @@ from experiments.engine import run as runs, run_plan, signals, train_step
 from experiments.pretrained import adapters
 from experiments.studies import programs, study as studies
 
-# Name -> config and changes.
+VIT_S = "configs/vit.py image.source=photographs image.patch=16 model.M=12 model.D=384 model.H=6 model.mlp=gelu_tanh "
+VIT_S += "model.compute_dtype=bfloat16 train.batch_size=64"
+# Name -> config and changes. The layers of the two long trainings are unrolled.
 STEPS = {name: f"configs/{name}.py" for name in ("vit", "causal_lm", "llama", "bert", "long_context", "translation")}
 STEPS |= {
     "qk_ablation": "configs/qk_ablation.py study.seeds=[0,1,2,3,4]",
-    "ViT-S/16": "configs/vit.py image.source=photographs image.patch=16 model.M=12 model.D=384 model.H=6 "
-    "model.mlp=gelu_tanh model.compute_dtype=bfloat16 train.batch_size=64",
+    "ViT-S/16": VIT_S,
+    "ViT-S/16, long": f"{VIT_S} train.steps=100000",
+    "ViT-S/16, long, explicit_bfloat16": f"{VIT_S} train.steps=100000 model.attention=explicit_bfloat16",
     "GPT-2": "configs/gpt2.py text.source=tinyshakespeare train.batch_size=8 train.accumulation=1 model.bias=none "
     "model.remat=none",
     "colab_v5e": "configs/colab_v5e.py text.source=tinyshakespeare",

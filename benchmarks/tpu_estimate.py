@@ -26,7 +26,7 @@ from experiments.config import errors
 from experiments.devices import compilation, mesh as meshes
 from experiments.dry_run import dry_run as dry_runs, topology as topologies
 
-ROW = "{:<12}{:>10}{:>13}{:>9}{:>11}{:>13}"
+ROW = "{:<34}{:>10}{:>13}{:>9}{:>11}{:>13}"
 # JAX's name -> FLOP/s of bfloat16 products, clock rate in Hz (cloud.google.com/tpu/docs, v4 to v6e).
 CHIPS = {"TPU v4": (275e12, 1.05e9), "TPU v5 lite": (197e12, 1.5e9)}
 CHIPS |= {"TPU v5": (459e12, 1.75e9), "TPU v5p": (459e12, 1.75e9), "TPU v6 lite": (918e12, 1.75e9)}
@@ -203,7 +203,7 @@ def print_table(target: topologies.Topology) -> None:
                 step, begin = catalogue.load(code, target.devices, *changes), time.perf_counter()
                 _, result = compile_step(step, target.devices)
         except (errors.UserError, errors.RunError) as error:
-            print(f"{name:<12} none: {errors.line(error)}", flush=True)
+            print(f"{name:<34} none: {errors.line(error)}", flush=True)
             continue
         times = f"{1e3 * result.seconds:.4g}", f"{1e3 * result.kernels:.3g}", f"{result.share:.1%}"
         print(ROW.format(name, *times, f"{result.mebibytes:,.1f}", f"{time.perf_counter() - begin:.0f} s"), flush=True)

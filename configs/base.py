@@ -92,11 +92,16 @@ FIELDS: dict[str, Any] = {
         "segments": (0, "segment types (BERT: 2), each with a learned row that is added to its tokens; 0: none"),
         "bias": ("all", "which matrix products have a bias: all, none, attention, mlp, qkv (tfm/block.py)"),
         "dropout": (0.0, "probability that an output of the embedding, attention or MLP is set to 0 in training"),
-        "attention": ("flash", "explicit, flash (explicit has all weights in memory; flash, linear in N, has kernels)"),
+        "attention": (
+            "flash",
+            "explicit, explicit_bfloat16, flash (explicit has all weights in memory, and may have logits in bfloat16, "
+            "docs/tpu.md; flash, linear in N, has kernels)",
+        ),
         "compute_dtype": ("float32", "of products and tokens: float32, bfloat16 (softmax, norms, loss: float32)"),
         "remat": (
             "none",
-            "what the backward pass computes again to save memory: none, products (norms, activations), full (blocks)",
+            "what the backward pass computes again: none (but a loop over layers as products), products (norms, "
+            "activations, weights of attention: less memory), full (blocks: least memory)",
         ),
     },
     # The optimiser and its learning rate.

@@ -67,7 +67,7 @@ def prepare(
     )
 
     checks.check_causal(m)
-    layout = sharding.choose_layout(m, mesh, W=W)
+    layout = sharding.choose_layout(settings, mesh, W=W)
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1 for images with captions")
     embedding, output = build.bind_sizes(embeds.mixed, P=P, W=W), build.bind_sizes(heads.next_word, W=W)

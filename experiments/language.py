@@ -194,7 +194,8 @@ def make_model(
         return flax_model.build(m, mesh, inputs, outputs, padded=masked, W=W, N=t.N)
     if not masked:
         checks.check_causal(m)
-    head, layout = head or (heads.masked_word if masked else heads.next_word), sharding.choose_layout(m, mesh, W=W)
+    head = head or (heads.masked_word if masked else heads.next_word)
+    layout = sharding.choose_layout(settings, mesh, W=W)
     return build.language_model(m, head=head, W=W, N=t.N, output=t.head, layout=layout, mask=mask)
 
 

@@ -36,7 +36,7 @@ def prepare(
     sizes = dict(zip("YXZ", data.train_image_BYXZ.shape[1:], strict=True), patch=i.patch)
     N, _ = build.count_patches(**sizes)
     hidden = [(windows.patches(fetch, N=N, share=MASKED), n) for fetch, n in examples]
-    layout, mask = sharding.choose_layout(settings.model, mesh, N=N), build.add_window(settings.model, None)
+    layout, mask = sharding.choose_layout(settings, mesh, N=N), build.add_window(settings.model, None)
     model = change(build.masked_image_model(settings.model, **sizes, layout=layout, mask=mask))
     average_1NP = embeds.cut(average_images(data, normal)[None], size=i.patch)
 

@@ -53,7 +53,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     data = splits.make_splits(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
     if causal:
         checks.check_causal(m)
-    layout, mask = sharding.choose_layout(m, mesh, W=W), build.add_window(m, masks.causal if causal else None)
+    layout, mask = sharding.choose_layout(settings, mesh, W=W), build.add_window(m, masks.causal if causal else None)
     model = build.language_model(m, head=heads.masked_word, W=W, N=N, layout=layout, mask=mask)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:

@@ -91,7 +91,7 @@ def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> mod
         from experiments.model import flax_model  # imports flax.nnx, which takes 0.1 s
 
         return flax_model.build(m, mesh, jax.ShapeDtypeStruct((2, t.N), np.int32), (2, C), padded=True, **sizes)
-    layout = sharding.choose_layout(m, mesh, W=W)
+    layout = sharding.choose_layout(settings, mesh, W=W)
     if layout.sequence:
         raise errors.UserError(f"mesh.sequence = {mesh.shape[layout.sequence]} must be 1: devices cannot share a text")
     head_options = {"head": heads.each_word} if t.head == "pooled" else {"output": t.head}

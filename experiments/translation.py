@@ -90,7 +90,7 @@ def prepare(
     corpus, N = read(settings), settings.pairs.N
     W = corpus.subwords.size
     train, evaluation = pairs.examples(corpus.train), pairs.examples(corpus.evaluation)
-    layout = sharding.choose_layout(settings.model, mesh, W=W)
+    layout = sharding.choose_layout(settings, mesh, W=W)
     padding = masks.padding(np.ones((1, N), bool), at_end=True)
     model = build.encoder_decoder(settings.model, W=W, N=N, tied_output=True, layout=layout, mask=padding)
     model = change(model)

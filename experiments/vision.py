@@ -70,7 +70,7 @@ def make_model(settings: configs.Settings, mesh: Mesh, data: images.Images) -> t
         images_like = jax.ShapeDtypeStruct((2, Y, X, Z), jnp.float32)
         return flax_model.build(m, mesh, images_like, (2, sizes["C"]), **sizes), 1
     N = build.count_patches(Y, X, Z, patch=i.patch)[0] + (i.head == "class_token")
-    options = {"layout": sharding.choose_layout(m, mesh, N=N, head=i.head), "mask": build.add_window(m, None)}
+    options = {"layout": sharding.choose_layout(settings, mesh, N=N, head=i.head), "mask": build.add_window(m, None)}
     return build.vision_model(m, output=i.head, patch=i.patch, **sizes, **options), N
 
 

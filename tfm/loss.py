@@ -29,30 +29,42 @@ SPARSE = 4  # factor by which chunks are smaller if few tokens are targets: on a
 
 def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """Return the weighted sum of -log softmax(l)_target, in nats, and the sum of the weights."""
-    logits, W = linear.to_float32(logits), logits.shape[-1]
+    logits = linear.to_float32(logits)
     if vocab is None:
-        chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        surprise = jax.nn.logsumexp(logits, axis=-1) - chosen
+        surprise = jax.nn.logsumexp(logits, axis=-1) - _choose(logits, target, None)[..., 0]
     else:  # log sum_w exp(l_w) - l_target with sums over the devices, after subtracting the largest logit
         highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]  # -inf - -inf would be NaN
         sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
-        local = target - jax.lax.axis_index(vocab) * W
-        is_local = (local >= 0) & (local < W)
-        chosen = jnp.take_along_axis(logits - highest, jnp.where(is_local, local, 0)[..., None], axis=-1)[..., 0]
-        surprise = jnp.log(sums) - jax.lax.psum(jnp.where(is_local, chosen, 0), vocab)
+        surprise = jnp.log(sums) - _choose(logits - highest, target, vocab)[..., 0]
     return jnp.sum(jnp.where(weight > 0, surprise * weight, 0)), jnp.sum(weight)
 
 
+def _choose(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax.Array:
+    """Return the logit of each target, with an axis of size 1 for the classes."""
+    if vocab is None:
+        return jnp.take_along_axis(logits, target[..., None], axis=-1)
+    W = logits.shape[-1]
+    local = (target - jax.lax.axis_index(vocab) * W)[..., None]
+    is_local = (local >= 0) & (local < W)
+    chosen = jnp.take_along_axis(logits, jnp.where(is_local, local, 0), axis=-1)
+    return jax.lax.psum(jnp.where(is_local, chosen, 0), vocab)
+
+
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
-    """Return the weighted number of targets whose logit is the largest, and the sum of the weights."""
+    """Return the weighted number of targets whose logit is the largest, and the sum of the weights.
+
+    Of several largest logits the first counts, as in argmax. A NaN counts as larger. The larger logits are counted as
+    floats, because a TPU then counts them while it sums the exponentials of the cross-entropy. With argmax, GPT-2's
+    step takes 7 % longer (v5e, estimated).
+    """
     logits = jax.lax.stop_gradient(logits)
-    best = jnp.argmax(logits, axis=-1)
-    if vocab is not None:  # of several largest logits the first counts, as in argmax
-        W, highest = logits.shape[-1], logits.max(-1)
-        token, last = best + jax.lax.axis_index(vocab) * W, jnp.iinfo(best.dtype).max
-        best = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, vocab), token, last), vocab)
-    return jnp.sum((best == target) * weight), jnp.sum(weight)
+    chosen, first = _choose(logits, target, vocab), 0 if vocab is None else jax.lax.axis_index(vocab) * logits.shape[-1]
+    index = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_behind = (logits < chosen) | ((logits == chosen) & (index >= target[..., None]))
+    ahead = jnp.where(is_behind, 0.0, 1.0).sum(-1)
+    ahead = ahead if vocab is None else jax.lax.psum(ahead, vocab)
+    return jnp.sum((ahead == 0) * weight), jnp.sum(weight)
 
 
 def smoothed_cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, smoothing: float) -> Ratio:

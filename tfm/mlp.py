@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
@@ -44,11 +43,10 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
         h = gate * product(x, params["W1_FD"], params.get("b1_F"))
     else:
         h = activation(product(x, params["W1_FD"], params.get("b1_F")))
-    h = checkpoint_name(h, "activation")
     if "Wh_FF" in params:
         if layout.tensor:
             h = jax.lax.all_gather(h, layout.tensor, axis=h.ndim - 1, tiled=True)
-        h = checkpoint_name(activation(product(h, params["Wh_FF"], params.get("bh_F"))), "activation")
+        h = activation(product(h, params["Wh_FF"], params.get("bh_F")))
     return product(h, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor).reshape(x_BND.shape)
 
 

@@ -129,7 +129,11 @@ def apply(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout 
     # One pass suffices for bfloat16: if mean(x^2) - mean(x)^2 is inexact in float32, x itself is not exact enough. A
     # second pass takes 9 % of the step of two layers of ViT-S/16 (v5e, estimated).
     one_pass = on_tpu and not products and x_BND.dtype == jnp.bfloat16
-    return _scale(params, _standardise(linear.to_float32(x_BND), eps, mean, one_pass), x_BND.dtype, on_tpu)
+    # The products before and after take rows. If the norm did not, XLA:CPU would not store the sum of gradients at a
+    # residual connection: in every layer it would add those of all later layers again. On a TPU rows would be a copy.
+    rows = x_BND if on_tpu else x_BND.reshape(-1, x_BND.shape[-1])
+    y = _standardise(linear.to_float32(rows), eps, mean, one_pass)
+    return _scale(params, y, x_BND.dtype, on_tpu).reshape(x_BND.shape)
 
 
 def _rms(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:

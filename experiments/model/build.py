@@ -25,11 +25,11 @@ from tfm import (
 from tfm.attention import heads as attentions, implementations, mask as masks, score
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the parameters
-# Models with more layers use a loop over layers: the limit on a TPU or GPU, and the limit on a CPU (`fit_spec`).
-# libtpu takes 5 s to compile one layer of a step and an evaluation. By its estimates for v5e, a loop over 12 layers of
-# ViT-S/16 takes 1.12 times as long as unrolled layers. (Loops over four layers of causal_lm and llama took 1.5 times as
-# long before they stopped saving logits; this was not repeated.) On a CPU: 1.15 to 1.25 times.
+# Up to this many layers are unrolled: on a TPU or GPU, and on a CPU, where a loop takes 1.15 to 1.25 times as long.
+# More layers are unrolled on a TPU or GPU if that saves more seconds of the training than their compilation takes.
 UNROLLED, UNROLLED_CPU = 4, 6
+UNROLLED_GAIN, LOOP_SPEED = 0.2, 5e13  # share of the time that it saves; FLOP/s of a loop (v5e; ViT-S/16 and GPT-2)
+LAYER_SECONDS = 20  # of a processor, to compile one more layer of ViT-S/16 (libtpu 0.0.42)
 CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token}
 # text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens
 TEXT_CLASS_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
@@ -174,13 +174,14 @@ def model(
     variants.rehearse(m, spec, sizes, cross=cross)
     chosen = choose_attention(m, spec, sizes, layout=layout, mask=mask, cross=cross)
 
-    fallback = implementations.EXPLICIT if m.attention == "explicit" else implementations.FLASH
+    fallback = implementations.FLASH if m.attention == "flash" else implementations.EXPLICIT
     attend = {None: fallback.attend, (layout.platform, layout.sequence): chosen.attend}
-    at = functools.partial(fit_spec, spec, m.M, attend)
+    at = functools.partial(fit_spec, spec, attend, functools.partial(choose_unrolling, m, N))
     init = functools.partial(initialise, m, spec, sizes=sizes, cross=cross, **init_options)
     bind = models.bind_encoder_decoder if cross else models.bind
+    _, how = choose_unrolling(m, N, layout)
     weights = {name: weight for name, weight in blocks.weigh_measures(spec.block).items() if weight}
-    return bind(init, spec, at)._replace(layout=layout, weights=weights, lines=(f"attention: {chosen}",))
+    return bind(init, spec, at)._replace(layout=layout, weights=weights, lines=(f"attention: {chosen}; {how}",))
 
 
 def initialise(
@@ -215,18 +216,37 @@ def initialise(
 
 
 def fit_spec(
-    spec: transformer.Spec, M: int, attend: Mapping[tuple[str, str | None] | None, Callable], layout: layouts.Layout
+    spec: transformer.Spec,
+    attend: Mapping[tuple[str, str | None] | None, Callable],
+    unroll: Callable[[layouts.Layout], tuple[bool, str]],
+    layout: layouts.Layout,
 ) -> transformer.Spec:
-    """Return the spec for these devices: with their attention, and with M layers unrolled or in a loop.
+    """Return the spec for these devices: with their attention, and with layers unrolled or in a loop.
 
     attend: by platform and ring of devices, those of the training; others, such as any platform for figures and
-    generation, have attend[None]. FSDP and deep models use a loop: XLA:CPU would gather the weights of all unrolled
-    layers at once, and many layers would compile slowly.
+    generation, have attend[None]. unroll: `choose_unrolling`.
     """
     attention = spec.block.attention._replace(attend=attend.get((layout.platform, layout.sequence), attend[None]))
-    deep = M > (UNROLLED_CPU if layout.platform in ("", "cpu") else UNROLLED)
-    unroll = 1 if layout.fsdp or deep or spec.remat != "none" else True
-    return spec._replace(block=spec.block._replace(attention=attention), unroll=unroll)
+    return spec._replace(block=spec.block._replace(attention=attention), unroll=unroll(layout)[0] or 1)
+
+
+def choose_unrolling(m: configs.Settings, N: int, layout: layouts.Layout) -> tuple[bool, str]:
+    """Return whether the layers are unrolled, and a description. N: number of tokens.
+
+    FSDP and remat use a loop: XLA would gather the weights of all unrolled layers at once, and would save more.
+    """
+    on_cpu = layout.platform in ("", "cpu")
+    few = m.M <= (UNROLLED_CPU if on_cpu else UNROLLED)
+    if layout.fsdp or m.remat != "none" or (on_cpu and not few):
+        return False, f"{m.M} layers in a loop"
+    if few:
+        return True, f"{m.M} layers, unrolled"
+    flops = 6 * m.M * (4 * m.D**2 + 2 * m.D * m.F) * N * layout.sequences  # of the training: products with matrices
+    saved, compiling = UNROLLED_GAIN * flops / LOOP_SPEED, LAYER_SECONDS * m.M
+    seconds = f"about {saved:,.0f} s of the training, and compile about {compiling:,.0f} s longer"
+    if saved > compiling:
+        return True, f"{m.M} layers, unrolled: they save {seconds} (model.remat = products: a loop, with less memory)"
+    return False, f"{m.M} layers in a loop: unrolled layers would save {seconds}"
 
 
 def choose_attention(

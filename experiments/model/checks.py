@@ -22,7 +22,9 @@ def check_model(m: configs.Settings, *, N: int, cross: bool) -> None:
     by_name.choose("attention", m.attention, dict.fromkeys(implementations.NAMES))
     embed_norm = OUTER_NORMS[m.outer_norm][0]
     from_config = isinstance(m, configs.Settings)  # a published model may have a window of N tokens or more
+    narrow = m.attention == "explicit_bfloat16" and m.compute_dtype != "bfloat16"
     errors.refuse(
+        (narrow, f"model.attention = {m.attention} needs model.compute_dtype = bfloat16, not {m.compute_dtype}"),
         (
             from_config and m.window >= N and not has_unlimited_context(m, N=N),
             f"model.window = {m.window} hides none of {N} tokens. Choose a smaller window, or 0 for none",

@@ -1,5 +1,6 @@
 """Choose the layout of a model: how the devices of a mesh share it."""
 
+import math
 from typing import Any
 
 from experiments.config import errors, settings as configs
@@ -8,12 +9,13 @@ from experiments.model import build
 from tfm import layout as layouts
 
 
-def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
-    """Return the layout of the model of the section `m` over this mesh.
+def choose_layout(settings: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
+    """Return the layout of the model of the section `model` over this mesh.
 
     W: size of the vocabulary. N, head: number of patches, and the setting image.head, of an image model. Raises
     UserError if the devices of the mesh cannot share the model.
     """
+    m = settings.model
     layout, spec = meshes.layout(mesh, W=W), build.make_block_spec(m)
     sequence, tensor = mesh.shape.get(layout.sequence, 1), mesh.shape.get(layout.tensor, 1)
     unsharded = [] if spec.mlp.takes_layout else [f"model.mlp = {m.mlp}"]
@@ -33,4 +35,5 @@ def choose_layout(m: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, hea
         (layout.tensor and cuts_tokens, f"model.score = {m.score} cuts tokens into heads: {no_tensor}"),
         (layout.tensor and unsharded, f"{(*unsharded, '')[0]} does not declare takes_layout: {no_tensor}"),
     )
-    return layout
+    devices = math.prod(mesh.shape.get(axis, 1) for axis in layout.batch)
+    return layout._replace(sequences=settings.train.steps * settings.train.batch_size // devices)

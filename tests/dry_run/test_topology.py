@@ -118,12 +118,12 @@ def test_a_step_that_is_too_large_is_reported_with_the_compilers_reason(tmp_path
 
 
 @libtpu
-@pytest.mark.parametrize(("M", "is_loop"), [(build.UNROLLED, False), (build.UNROLLED + 1, True)])
-def test_many_layers_are_scanned_only_on_a_tpu(M, is_loop):
-    settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
+@pytest.mark.parametrize(("M", "steps", "is_loop"), [(build.UNROLLED, 1, False), (5, 1, True), (5, 10**9, False)])
+def test_many_layers_are_scanned_only_on_a_tpu_and_in_a_short_training(M, steps, is_loop):
+    settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none", train__steps=steps)
 
     def has_loop(mesh):
-        layout = sharding.choose_layout(settings.model, mesh)
+        layout = sharding.choose_layout(settings, mesh)
         model = build.vision_model(settings.model, output="pooled", Y=8, X=8, Z=1, patch=4, C=3)
         params = jax.eval_shape(model.init, jax.random.key(0))
         apply = functools.partial(model.apply, mask=None, layout=layout._replace(batch=()))

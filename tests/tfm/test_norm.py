@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import cases
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.config import by_name
 from experiments.devices import mesh as meshes
-from tfm import layout as layouts, norm
+from tfm import layout as layouts, linear, norm
 
 NORMS = by_name.candidates(norm)
 STATISTICS = {"batch": reference_tokens.batch_statistics, "batch_features": reference_alternatives.position_statistics}
@@ -230,3 +231,17 @@ def test_a_norm_over_sharded_tokens_has_the_output_and_gradient_of_one_device(na
 
     sharded = run_on_eight_devices(local, P(None, "data"))
     cases.assert_trees_close(*jax.jit(lambda x_BND: (sharded(x_BND), on_one_device(x_BND)))(x_BND))
+
+
+def test_no_layer_adds_the_gradients_of_later_layers_again():
+    """A fusion of six residual layers has as few operands as one of two: each sum is stored once."""
+
+    def residual(W_MDD, x_BND):
+        for W_DD in W_MDD:
+            x_BND = x_BND + linear.matmul(jnp.tanh(norm.token_plain.apply({}, x_BND, eps=1e-5)), W_DD)
+        return jnp.sum(x_BND**2)
+
+    steps = (jax.jit(jax.grad(residual)).lower(jnp.ones((M, D, D)), draw_tokens()) for M in (2, 6))
+    fusions = (re.findall(r" fusion\((.*?)\)", step.compile().as_text()) for step in steps)
+    two, six = (max(fusion.count("%") for fusion in found) for found in fusions)
+    assert 0 < six <= two + 1

@@ -114,9 +114,9 @@ def primitives(jaxpr) -> list[str]:
 
 
 def test_unroll_and_remat_make_different_programs():
-    """remat decides what a loop saves for the backward pass: "full" repeats products and "products" does not.
+    """remat decides what a loop saves for the backward pass: "full" repeats products with a matrix, the others do not.
 
-    Both repeat the activation of an MLP. Unrolled layers have no loop.
+    All repeat the activation of an MLP. Unrolled layers have no loop, and repeat nothing.
     """
     params, x_BND = layers(), cases.normal(1, 5, 7, D)  # products of fewer tokens have two forms
 
@@ -124,13 +124,15 @@ def test_unroll_and_remat_make_different_programs():
         return jax.jit(loss_of(**settings)).lower(params, x_BND).as_text().count("stablehlo.while")
 
     gradients = [jax.grad(loss_of(unroll=1, remat=remat)) for remat in transformer.REMAT]
+    gradients.append(jax.grad(loss_of(unroll=True)))
     names = [primitives(jax.make_jaxpr(gradient)(params, x_BND).jaxpr) for gradient in gradients]
-    none, products, full = (of_program.count("dot_general") for of_program in names)
+    none, products, full, unrolled = (of_program.count("dot_general") for of_program in names)
     # Logits, average, W_1, W_2, of which the gradient has two each. Products of q, k, v and the output are in branches.
     assert none == products == 4 + 2 * 4 + 1  # the logits are computed again
+    assert unrolled == none - 1
     assert full == none + 2  # the average and W_1 x too; the last product, W_2 h, is not needed again
     erfs = [of_program.count("erf") for of_program in names]
-    assert erfs[0] + 1 == erfs[1] == erfs[2]
+    assert erfs[0] == erfs[1] == erfs[2] == erfs[3] + 1
     assert [count_loops(unroll=unroll) for unroll in (True, 1, M)] == [0, 1, 0]
 
 

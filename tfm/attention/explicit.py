@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from tfm import linear
 from tfm.attention import groups, mask as masks
 
 # Forward and gradient in ms on two CPU cores (Zen 4), JAX 0.10.2:
@@ -28,10 +29,15 @@ MAX_SAVED = 2**22  # weights of all chunks that are saved for the gradient; more
 Chunk = tuple[slice, slice]  # the queries of a chunk, and its span of keys
 
 
-def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
-    """Return l_{n,s} = scale * q_n . k_s (the exponents of E6) in float32 (float64 for float64)."""
-    dtype = jnp.promote_types(q_BHNK.dtype, jnp.float32)
-    return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=dtype)
+def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Return l_{n,s} = scale * q_n . k_s (the exponents of E6), summed in float32 (float64 for float64).
+
+    dtype: bfloat16 rounds them. None: they stay as they are.
+    """
+    wide = jnp.promote_types(q_BHNK.dtype, jnp.float32)
+    if dtype is None:
+        return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=wide)
+    return jnp.matmul((scale * q_BHNK.astype(wide)).astype(dtype), k_BHSK.astype(dtype).swapaxes(-1, -2))
 
 
 def soft_cap(l_BHNS: jax.Array, cap: float) -> jax.Array:
@@ -39,7 +45,7 @@ def soft_cap(l_BHNS: jax.Array, cap: float) -> jax.Array:
 
     If cap is 0, return l unchanged.
     """
-    return cap * jnp.tanh(l_BHNS / cap) if cap else l_BHNS
+    return cap * jnp.tanh(linear.to_float32(l_BHNS) / cap) if cap else l_BHNS
 
 
 def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
@@ -49,10 +55,19 @@ def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
     zero gradient. The lowest finite number replaces E22's -inf, because -inf would make such a row NaN.
     """
     if allowed is None:
-        return jax.nn.softmax(l_BHNS, axis=-1)
+        return _softmax(l_BHNS)
     allowed = allowed[:, None] if allowed.ndim == 3 else allowed
-    A_BHNS = jax.nn.softmax(jnp.where(allowed, l_BHNS, jnp.finfo(l_BHNS.dtype).min), axis=-1)
+    A_BHNS = _softmax(jnp.where(allowed, l_BHNS, jnp.finfo(l_BHNS.dtype).min))
     return jnp.where(allowed, A_BHNS, 0)
+
+
+def _softmax(l_BHNS: jax.Array) -> jax.Array:
+    """Return exp(l - max l) / sum_s exp(l - max l) in float32 or float64. The difference has the dtype of l."""
+    if l_BHNS.dtype != jnp.bfloat16:
+        return jax.nn.softmax(l_BHNS, axis=-1)
+    largest_BHN1 = jax.lax.stop_gradient(l_BHNS.max(-1, keepdims=True))
+    exp_BHNS = jnp.exp(linear.to_float32(l_BHNS - largest_BHN1))
+    return exp_BHNS / exp_BHNS.sum(-1, keepdims=True)
 
 
 def average(
@@ -66,12 +81,13 @@ def average(
     cap: float = 0.0,
     bias: masks.Bias | None = None,
     weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
+    dtype: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A. positions: those of queries and keys, (n, s_S)."""
     if q_BHNK.shape[2] == 1:  # without a copy of the keys
-        l_BHNS = logits(k_BHSK, q_BHNK, scale=scale).swapaxes(-1, -2)
+        l_BHNS = logits(k_BHSK, q_BHNK, scale=scale, dtype=dtype).swapaxes(-1, -2)
     else:
-        l_BHNS = logits(q_BHNK, k_BHSK, scale=scale)
+        l_BHNS = logits(q_BHNK, k_BHSK, scale=scale, dtype=dtype)
     l_BHNS = soft_cap(l_BHNS, cap)
     l_BHNS = l_BHNS if bias is None else l_BHNS + bias(*positions)
     A_BHNS = (weigh or weights)(l_BHNS, None if mask is None else mask(*positions))
@@ -89,21 +105,22 @@ def attention(
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
     weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
+    dtype: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A.
+    """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A, in float32 (float64 for float64).
 
     mask, bias: functions of positions (mask.py). The bias is added to the scaled and capped logits.
     n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
-    weigh: (l_BHNS, allowed) -> A_BHNS; None: `weights`. It gets the logits of all heads.
+    weigh: (l_BHNS, allowed) -> A_BHNS; None: `weights`. It gets the logits of all heads. dtype: of the logits.
     """
     if weigh:
         q_BHNK, k_BHSK, v_BHSV = groups.repeat(q_BHNK, k_BHSK, v_BHSV)
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
-        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n}
+        options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "dtype": dtype}
         return groups.map_groups(attention, q_BHNK, k_BHSK, v_BHSV, **options)
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     positions = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-    options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "weigh": weigh}
+    options = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "weigh": weigh, "dtype": dtype}
     y_BHNV, A_BHNS = average(q_BHNK, k_BHSK, v_BHSV, positions, **options)
     return checkpoint_name(y_BHNV, "attention"), A_BHNS
 

@@ -7,14 +7,16 @@ heads (groups.py). Finite keys and values that the mask forbids do not change an
 gets zeros, with zero gradient.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from tfm.attention import explicit, flash, fused, mask as masks, splash
 
-NAMES = ("explicit", "flash")  # settings of model.attention
+NAMES = ("explicit", "explicit_bfloat16", "flash")  # settings of model.attention
 MIN_KEYS = 256  # with fewer keys, explicit attention is faster on a TPU than the kernel
 
 
@@ -33,6 +35,10 @@ class Implementation(NamedTuple):
 
 
 EXPLICIT = Implementation(explicit.attention, "explicit, all weights in memory")
+# Two layers of ViT-S/16 take 15 % less time than with float32 logits (v5e, estimated).
+EXPLICIT_BFLOAT16 = Implementation(
+    functools.partial(explicit.attention, dtype=jnp.bfloat16), "explicit, all weights in memory, logits in bfloat16"
+)
 FLASH = Implementation(flash.attention, "flash attention in blocks")
 
 
@@ -51,12 +57,12 @@ def choose(
     """Return the implementation for arrays of these shapes on this platform (cpu, gpu, tpu, or '' for any).
 
     name: one of NAMES. mask: a mask of the same kind as the masks of later calls. bias: whether the logits have a bias.
-    axis: the mesh axis over which tokens are sharded; if it is set, both names give flash attention around a ring.
+    axis: the mesh axis over which tokens are sharded; if it is set, all names give flash attention around a ring.
     """
     if axis is not None:
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")
-    if name == "explicit":
-        return EXPLICIT
+    if name != "flash":
+        return EXPLICIT if name == "explicit" else EXPLICIT_BFLOAT16
     call = {"mask": mask, "bias": bias}
     if platform == "tpu":
         if k_BHSK.shape[2] < MIN_KEYS:

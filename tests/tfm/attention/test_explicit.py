@@ -40,6 +40,25 @@ def test_weights_and_averages_equal_the_reference(cap):
         cases.assert_close(y_BHNK[b, h], reference.weighted_average(np.asarray(v_BHSK[b, h]).T, A).T)
 
 
+def test_logits_in_bfloat16_are_rounded_and_their_exponentials_are_float32():
+    """A weight is off by the rounding of q, l and l - max l. With bfloat16 sums, rows would not sum to one."""
+    q_BHNK, k_BHSK, v_BHSK = (x.astype(jnp.bfloat16) for x in draw_qkv())
+
+    @jax.jit
+    def compute(*qkv):
+        l_BHNS = explicit.logits(*qkv[:2], scale=0.3, dtype=jnp.bfloat16)
+        wide_BHNS = explicit.logits(*qkv[:2], scale=0.3)
+        weights = functools.partial(explicit.weights, allowed=jnp.tri(N, S, S - N, bool))
+        return l_BHNS, wide_BHNS, weights(l_BHNS), weights(wide_BHNS), explicit.soft_cap(l_BHNS, 2.0)
+
+    l_BHNS, wide_BHNS, A_BHNS, wide_A_BHNS, capped_BHNS = jax.device_get(compute(q_BHNK, k_BHSK, v_BHSK))
+    assert l_BHNS.dtype == jnp.bfloat16 and wide_BHNS.dtype == A_BHNS.dtype == capped_BHNS.dtype == np.float32
+    cases.assert_close(np.float32(l_BHNS), wide_BHNS, 2**-7)
+    cases.assert_close(A_BHNS, wide_A_BHNS, 2**-6)
+    cases.assert_close(A_BHNS.sum(-1), np.ones(A_BHNS.shape[:-1]), 1e-6)
+    assert not A_BHNS[..., 0, S - N + 1 :].any()
+
+
 def test_a_query_without_keys_gives_zeros_and_no_intermediate_nan():
     """Its gradient is zero, and checkify finds no NaN in any step of the computation."""
 

@@ -190,5 +190,5 @@ def test_a_cache_of_fewer_heads_gives_the_same_logits_with_less_memory_and_fewer
 def test_groups_that_do_not_fit_the_model_or_the_mesh_are_refused(changes, parts):
     with raises(errors.UserError, *parts):
         language(**changes)
-        m = tiny.settings("language", **{"model.D": 12, "model.H": 6} | changes).model
-        sharding.choose_layout(m, meshes.make(tensor=2))
+        settings = tiny.settings("language", **{"model.D": 12, "model.H": 6} | changes)
+        sharding.choose_layout(settings, meshes.make(tensor=2))
