@@ -29,7 +29,7 @@ SAVED = ("product", "attention", "statistic")  # products with a matrix, average
 def _save(primitive: Any, *arrays: Any, name: str = "", **options: Any) -> bool:
     """Return whether jax.checkpoint saves a result: sums over devices, and results that have a name of SAVED.
 
-    So the backward pass of a loop over layers computes the logits and weights of attention again from q and k: if a
+    So the backward pass of a loop over layers computes the logits and weights of attention again from q and k. If a
     loop over 12 layers of ViT-S/16 saved them, a step would take 30 % longer and 14 % more memory. It also computes
     elementwise results again: with saved activations of the MLP the step takes 2 % longer and 23 % more memory
     (estimates for v5e). And it gathers weights again (FSDP).

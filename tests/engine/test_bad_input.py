@@ -147,6 +147,7 @@ model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
 image.head=pool | pool | class_token | did you mean "pooled"
 model.attention=flish | attention | flish | flash
 model.compute_dtype=bf16 | compute_dtype | bf16 | bfloat16
+model.attention=explicit_bfloat16 | model.attention | explicit_bfloat16 | model.compute_dtype = bfloat16
 model.relative_position=alibbi | relative_position | alibbi | alibi
 model.relative_position=rotery:2 | relative_position | rotery | "rotary"
 model.dropout=1.0 | model.dropout | 1.0 | 1
