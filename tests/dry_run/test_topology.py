@@ -118,7 +118,7 @@ def test_a_step_that_is_too_large_is_reported_with_the_compilers_reason(tmp_path
 
 
 @libtpu
-@pytest.mark.parametrize(("M", "steps", "is_loop"), [(build.UNROLLED, 1, False), (5, 1, True), (5, 10**9, False)])
+@pytest.mark.parametrize(("M", "steps", "is_loop"), [(build.UNROLLED, 1, False), (5, 1, True), (5, 10**12, False)])
 def test_many_layers_are_scanned_only_on_a_tpu_and_in_a_short_training(M, steps, is_loop):
     settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none", train__steps=steps)
 
