@@ -28,7 +28,7 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: the dtype of the p
 # Up to this many layers are unrolled: on a TPU or GPU, and on a CPU, where a loop takes 1.15 to 1.25 times as long.
 # More layers are unrolled on a TPU or GPU if that saves more seconds of the training than their compilation takes.
 UNROLLED, UNROLLED_CPU = 4, 6
-UNROLLED_GAIN, LOOP_SPEED = 0.2, 5e13  # share of the time that it saves; FLOP/s of a loop (v5e; ViT-S/16 and GPT-2)
+UNROLLED_GAIN, LOOP_SPEED = 0.1, 5e13  # share of the time that it saves; FLOP/s of a loop (v5e; ViT-S/16 and GPT-2)
 LAYER_SECONDS = 20  # of a processor, to compile one more layer of ViT-S/16 (libtpu 0.0.42)
 CLASS_HEADS = {"pooled": heads.pooled, "class_token": heads.class_token}
 # text.head -> (whether the output matrix is the embedding, the layer before the matrix), for classes and for tokens
