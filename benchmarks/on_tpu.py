@@ -3,7 +3,7 @@
 python -m benchmarks.on_tpu [--steps=20]
 
 Three steps of catalogue.py are compiled and run on the first device, in about five minutes. Please paste the output
-into an issue, whatever the numbers are. Random stand-ins replace the data. On a CPU the models are tiny.
+into an issue, whatever the numbers are. Small stand-ins replace the data. On a CPU the models are tiny.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def run(*, steps: int = 20) -> None:
 def measure(command: str, device: jax.Device, steps: int) -> tuple[float, float, float, float]:
     """Return the median of a step's measured milliseconds, the estimate, the peak and the estimated memory in MiB.
 
-    NaN where the device reports no memory, or its compiler no cycles.
+    A number is NaN if the device reports no memory, or its compiler no cycles.
     """
     code, *changes = command.split()
     step = catalogue.load(code, [device], *changes)

@@ -1,4 +1,4 @@
-"""Random stand-ins for the data of configs. The compiled programs, and the time of a step, do not depend on the data.
+"""Small stand-ins for the data of configs. The compiled programs, and the time of a step, do not depend on the data.
 
 A text has 65 characters, as many as tinyshakespeare; a tokenizer has GPT-2's 50,257 tokens; pairs are short sentences
 of thousands of words; images have ten classes.

@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     sequence: str | None = None
     platform: str = ""  # of the devices: cpu, gpu, tpu; '' if the program must run on any
     letters: str = "DF"  # the axes of weights that fsdp shards
-    sequences: int = 0  # that a device sees in the training; 0: unknown
+    sequences: int = 0  # number of sequences that a device gets in the whole training; 0: unknown
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,8 @@ Ratio = tuple[jax.Array, jax.Array]  # (sum, count)
 # `in_chunks` computes MIN_CHUNKED or more logits of a device in chunks of CHUNK logits, on a CPU of CHUNK_CPU.
 # On a TPU v5e-1, loss and gradient in the training step of GPT-2 124 M (8 x 1,024 tokens, D = 768, W = 50,304,
 # bfloat16) take 17.8, 15.6, 15.6 ms in chunks of 2**26, 2**27, 2**28 logits, and 0.9 GiB with 2**27; without chunks
-# 27.5 ms and 2.3 GiB (estimates of libtpu 0.0.50). Each chunk takes 0.5 ms to read and write the summed gradient of G.
+# 27.5 ms and 2.3 GiB (estimates of libtpu 0.0.50, of a version whose `accuracy` took 5 ms more). Each chunk takes 0.5
+# ms to read and write the summed gradient of G.
 # On two CPU cores (AMD EPYC), 4 x 256 tokens with D = 128 take 0.46, 0.46, 0.65 s in chunks of 2**24, 2**25, 2**26, and
 # 0.49 s without chunks; with D = 512 they take 1.03, 1.08, 1.23 s, and 1.08 s without chunks.
 MIN_CHUNKED, CHUNK, CHUNK_CPU = 2**24, 2**27, 2**24
@@ -31,17 +32,17 @@ def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vo
     """Return the weighted sum of -log softmax(l)_target, in nats, and the sum of the weights."""
     logits = linear.to_float32(logits)
     if vocab is None:
-        surprise = jax.nn.logsumexp(logits, axis=-1) - _choose(logits, target, None)[..., 0]
+        surprise = jax.nn.logsumexp(logits, axis=-1) - _take_target(logits, target, None)[..., 0]
     else:  # log sum_w exp(l_w) - l_target with sums over the devices, after subtracting the largest logit
         highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
         highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]  # -inf - -inf would be NaN
         sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
-        surprise = jnp.log(sums) - _choose(logits - highest, target, vocab)[..., 0]
+        surprise = jnp.log(sums) - _take_target(logits - highest, target, vocab)[..., 0]
     return jnp.sum(jnp.where(weight > 0, surprise * weight, 0)), jnp.sum(weight)
 
 
-def _choose(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax.Array:
-    """Return the logit of each target, with an axis of size 1 for the classes."""
+def _take_target(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax.Array:
+    """Return the logit of each target, with an axis of size 1 in place of the classes."""
     if vocab is None:
         return jnp.take_along_axis(logits, target[..., None], axis=-1)
     W = logits.shape[-1]
@@ -59,7 +60,8 @@ def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: 
     step takes 7 % longer (v5e, estimated).
     """
     logits = jax.lax.stop_gradient(logits)
-    chosen, first = _choose(logits, target, vocab), 0 if vocab is None else jax.lax.axis_index(vocab) * logits.shape[-1]
+    chosen, W = _take_target(logits, target, vocab), logits.shape[-1]
+    first = 0 if vocab is None else jax.lax.axis_index(vocab) * W  # the class of this device's first logit
     index = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_behind = (logits < chosen) | ((logits == chosen) & (index >= target[..., None]))
     ahead = jnp.where(is_behind, 0.0, 1.0).sum(-1)

@@ -212,10 +212,10 @@ class Progress(Line):
 
     def measure(self) -> None:
         peak = self._peak()
-        self.say(
-            f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s, measured now with large float32 products"
-        )
         self._share = self._flops / peak
+        if self._live:
+            speed = f"{peak / 1e9:,.0f} GFLOP/s"
+            self.say(f"  100 % of matrix-product speed is {speed}, measured now with large float32 products")
 
     def advance(self, step: int, loss: float | None) -> None:
         """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""

@@ -70,6 +70,15 @@ def test_the_live_line_has_the_same_numbers_and_closes_without_a_time_left(clock
     assert f"step 10/1,000, {text} |" in terminal.getvalue().splitlines()[-1]
 
 
+@pytest.mark.parametrize("is_main", [True, False])
+def test_every_host_measures_its_devices_and_only_the_main_one_says_so(is_main, monkeypatch, capsys):
+    monkeypatch.setattr(log.distributed, "is_main", lambda: is_main)
+    measured = []
+    line = log.Progress(lambda n: n, start=0, steps=2, flops=5.0, peak=lambda: measured.append(1) or 1e9)
+    line.measure()
+    assert measured == [1] and ("1 GFLOP/s" in capsys.readouterr().out) == is_main
+
+
 def simulate_study(clock, jobs, *, start, power, finished_elsewhere):
     """Simulate a study with the calls of ablation.py and programs.py. A step takes its FLOPs to the power `power`.
 

@@ -32,7 +32,7 @@ Chunk = tuple[slice, slice]  # the queries of a chunk, and its span of keys
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float, dtype: jnp.dtype | None = None) -> jax.Array:
     """Return l_{n,s} = scale * q_n . k_s (the exponents of E6), summed in float32 (float64 for float64).
 
-    dtype: bfloat16 rounds them. None: they stay as they are.
+    dtype: of the result, to which scale * q and k are rounded, too; None: the dtype of the sums.
     """
     wide = jnp.promote_types(q_BHNK.dtype, jnp.float32)
     if dtype is None:
