@@ -26,6 +26,7 @@ class Order(NamedTuple):
 
     * q, k, v: queries, keys and values of the heads (B, H, N, K); keys and values may have fewer heads
     * A: attention weights (B, H, N, S); A_cross: those of cross-attention, in a decoder
+    * y: the averages of the values, of each head (B, H, N, V), before the last matrix of attention
     * attention, mlp: what these stages return (B, N, D); hidden: the tokens after the block (B, N, D)
 
     call.edit replaces the activations of these names.

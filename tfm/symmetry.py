@@ -90,6 +90,26 @@ def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
     return _dominance(rows_HD, squared_norms(Uk_HKD, _gram(Uq_HKD, Uq_HKD)))
 
 
+def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.Array:
+    """Return how many singular values of the skew part N_h = (M_h - M_h^T) / 2 have `share` of its squared norm.
+
+    The rank is even, because singular values of a skew-symmetric matrix come in pairs, and 0 if M_h is symmetric.
+    (Jamil and Kapadia 2026 find a low rank in published models; the share is our choice.) M_h = Q (R_q R_k^T) Q^T with
+    (U_q^T, U_k^T) = Q (R_q, R_k), so N_h has the singular values of the skew part of R_q R_k^T, of at most 2 K rows.
+    """
+    Uq_HKD, Uk_HKD = (_unit(U) for U in jnp.broadcast_arrays(Uq_HKD, Uk_HKD))
+    R_HKK = jnp.linalg.qr(jnp.concatenate([Uq_HKD, Uk_HKD], axis=-2).mT, mode="r")
+    Rq_HKK, Rk_HKK = jnp.split(R_HKK, 2, axis=-1)
+    form_HKK = _einsum("...ij,...kj->...ik", Rq_HKK, Rk_HKK)
+    square_HK = jnp.square(jnp.linalg.svd((form_HKK - form_HKK.mT) / 2, compute_uv=False))
+    bound_H1 = jnp.sum(jnp.square(form_HKK), axis=(-2, -1))[..., None]
+    square_HK = _zero_rounding(square_HK, bound_H1 * ROUNDING * jnp.finfo(square_HK.dtype).eps)
+    least_H1 = share * square_HK.sum(-1, keepdims=True)
+    before_HK = jnp.cumsum(square_HK, axis=-1) - square_HK
+    rank_H = jnp.sum((before_HK < least_H1) & (square_HK > 0), axis=-1)
+    return rank_H + rank_H % 2
+
+
 def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
     """Return symmetry and directionality of M layers, each by the cheaper of definition and closed form.
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
+from jax.tree_util import Partial
 
 from experiments.config import by_name, disk, errors, settings as configs
 from experiments.data import image_file, image_folder, labelled, pretrained_tokenizer, tokenization
@@ -42,7 +43,17 @@ BUILD = {
 } | dict.fromkeys(HEADS, (build.language_model, "W N C output"))
 CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
 IMAGES = ("image", "masked_image")  # kinds that read images
-ACTIVATIONS = ("hidden", "q", "k", "v", "A", "attention", "mlp")  # names of activations (block.Order)
+# Names of activations (block.Order), and their axes. G: heads of keys and values, at most H.
+ACTIVATIONS = {
+    "hidden": "M B N D",
+    "q": "M B H N K",
+    "k": "M B G N K",
+    "v": "M B G N V",
+    "A": "M B H N N",
+    "y": "M B H N V",
+    "attention": "M B N D",
+    "mlp": "M B N D",
+}
 BATCH = 32  # inputs that are computed together
 Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B -> inputs_B, valid_BN or None
 
@@ -90,13 +101,24 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
 def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:
     """Return the compiled function (params, inputs, valid) -> logits. Raises UserError if the model has none."""
     check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
+    return jax.jit(lambda *arrays: _compute(model, *arrays, None)[1])
 
-    def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
-        network, x_BND, _ = _forward(model, params, inputs, valid)
-        logits = network.logits(params, x_BND)
-        return build.average_tokens(logits, _real(x_BND, valid)) if is_pooled(model) else logits
 
-    return jax.jit(apply)
+def make_run(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
+    """Return the compiled function (params, inputs, valid, n_B, edits, names=names) -> (logits, activations).
+
+    n_B, names: arguments `at` and `look` of Trained.run. edits: those that are arrays of compiled functions (Partial).
+    edit: other functions.
+    """
+    check_kind(model, *BUILD)
+
+    def run(
+        params: dict, inputs: Any, valid: Any, n_B: Any, edits: dict, *, names: tuple[str, ...]
+    ) -> tuple[jax.Array, dict]:
+        _, logits, aux = _compute(model, params, inputs, valid, n_B, look=names, edit={**edit, **edits})
+        return logits, aux.get("look", {})
+
+    return jax.jit(run, static_argnames="names")
 
 
 def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
@@ -106,8 +128,6 @@ def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[.
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
 
     def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
-        for name in (*names, *edit):
-            by_name.choose("activation", name, dict.fromkeys(ACTIVATIONS, ""))
         _, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit=edit)
         x_BND, real_BN = x_BND.astype(jnp.float32), _real(x_BND, valid)
         if model.kind in CAUSAL:
@@ -120,6 +140,18 @@ def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[.
     return jax.jit(look, static_argnames="names")
 
 
+def _compute(
+    model: "Trained", params: dict, inputs: Any, valid: Any, n_B: Any, **options: Any
+) -> tuple[jax.Array, jax.Array, dict]:
+    """Return X^(M), the logits, and aux. inputs, valid: of `_forward`. n_B: compute only the logits of these tokens."""
+    network, x_BND, aux = _forward(model, params, inputs, valid, **options)
+    if n_B is None:
+        logits = network.logits(params, x_BND)
+        return x_BND, build.average_tokens(logits, _real(x_BND, valid)) if is_pooled(model) else logits, aux
+    n_B = jnp.broadcast_to(n_B, len(x_BND)) % x_BND.shape[1]
+    return x_BND, network.logits(params, jnp.take_along_axis(x_BND, n_B[:, None, None], axis=1))[:, 0], aux
+
+
 def _real(x_BND: jax.Array, valid: jax.Array | None) -> jax.Array:
     """Return real_BN, True for tokens that are not padding."""
     return jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
@@ -128,7 +160,15 @@ def _real(x_BND: jax.Array, valid: jax.Array | None) -> jax.Array:
 def _forward(
     model: "Trained", params: dict, inputs: jax.Array, valid: jax.Array | None, **options: Any
 ) -> tuple[models.Model, jax.Array, dict]:
-    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of Call."""
+    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of Call.
+
+    The inputs of a model that translates are a tuple (source_BS, valid_BS, w_BN).
+    """
+    for name in (*options.get("look", ()), *options.get("edit", ())):
+        by_name.choose("activation", name, dict.fromkeys(list_activations(model), ""))
+    if model.kind == "translation":
+        network = model.network()
+        return network, *network.hidden(params, *inputs, **options)
     N, is_dynamic = model.facts.get("N"), variants.choose(model.fields, "relative_position").is_dynamic
     if model.table and is_dynamic and N < inputs.shape[1]:  # transformers rotates longer texts differently
         raise errors.UserError(
@@ -144,6 +184,17 @@ def _forward(
     if valid is not None:
         mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
     return network, *network.hidden(params, inputs, mask=mask, **options)
+
+
+def list_activations(model: "Trained") -> dict[str, str]:
+    """Return {name: axes} of the activations of the model, such as "M=4 B N D=64"."""
+    m, cross = model.fields, model.kind == "translation"
+    sizes = {"M": m.M, "D": m.D, "H": m.H, "K": m.K or m.D // m.H}
+    axes = ACTIVATIONS | ({"A_cross": "M B H N S"} if cross else {})
+    return {
+        name: " ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in text.split())
+        for name, text in axes.items()
+    }
 
 
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
@@ -272,6 +323,40 @@ class Trained:
         """Return logits of ids, or of images that are normalised already, like those in the batches of a run."""
         return self.apply(self.params, inputs, valid)
 
+    def run(
+        self,
+        inputs: Any,
+        *,
+        edit: Mapping[str, Callable] = {},
+        look: Sequence[str] = (),
+        valid: np.ndarray | None = None,
+        at: int | np.ndarray | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return (logits, {name: activation of every layer}) with some activations replaced. Use it in jit, vmap, grad.
+
+        inputs, valid: as in a call of the model; for a model that translates, the tuple (source_BS, valid_BS, w_BN).
+        edit: {name: (x, m) -> x}, functions that replace the activation x of layer m (0 is the first). Edits of
+        tfm.inside are arguments of one compiled program; for other functions the program is compiled at each call.
+        look: the names of activations to return. `names()` lists all with their axes. at: compute only the logits_BW of
+        this token, or of token at[b] of input b; -1 is the last. Raises UserError for unknown names, for a model
+        without a head, and for `at` if the model has no logits of each token.
+        """
+        if self.kind in IMAGES:
+            inputs = image_file.prepare(inputs, self.image_format)
+        edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
+        others = {name: function for name, function in edit.items() if name not in edits}
+        if at is not None:
+            check_kind(self, *(kind for kind in BUILD if kind not in ("image", "classes")))
+        run = make_run(self, others) if others else self.runs
+        return run(self.params, inputs, valid, at, edits, names=tuple(look))
+
+    def names(self) -> dict[str, str]:
+        """Return {name: axes} of the activations that `run` and `look` can return, and `run` can edit.
+
+        M: layers, B: inputs, N: tokens, H: heads, G: heads of keys and values. block.Order explains the names.
+        """
+        return list_activations(self)
+
     def look(
         self,
         inputs: np.ndarray,
@@ -281,10 +366,8 @@ class Trained:
     ) -> dict[str, np.ndarray]:
         """Return {name: activation of every layer}, and "features", a vector for each example (B, D). All are float32.
 
-        inputs, valid: ids or raw images, as in a call of the model. names: any of ACTIVATIONS. The activations have a
-        leading axis of layers. hidden, attention and mlp have the shape (M, B, N, D). q, k and v have (M, B, H, N, K),
-        and k and v may have fewer heads. A has (M, B, H, N, N). A class token is the first of the N tokens. edit:
-        {name: (x, m) -> x}, functions that replace the activation x of layer m (0 is the first).
+        inputs, valid: ids or raw images, as in a call of the model. names: any of `names()`, which has the axes of the
+        activations. A class token is the first of the N tokens. edit: as in `run`.
 
         The features are tokens after the last norm. A model that predicts the next token gives the last token that is
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
@@ -337,3 +420,4 @@ class Trained:
     network = build_network
     apply = functools.cached_property(make_apply)
     activations = functools.cached_property(make_look)
+    runs = functools.cached_property(make_run)

@@ -14,7 +14,7 @@ from tfm import encoder_decoder, layout as layouts, transformer
 from tfm.attention import flash, heads as attentions, mask as masks, value
 from tfm.decode import kv_cache
 
-NAMES = ("q", "k", "v", "A", "attention", "mlp", "hidden")
+NAMES = ("q", "k", "v", "A", "y", "attention", "mlp", "hidden")
 GROUPED = value.low_rank._replace(init=functools.partial(value.low_rank.init, G=1))
 MODEL = cases.model(attend=flash.attention, value=GROUPED)
 SOURCE_BN, TARGET_BN = cases.draw_token_ids(1), cases.draw_token_ids(2)

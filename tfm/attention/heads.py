@@ -103,6 +103,7 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: 
     with jax.named_scope("combine"):
         if process := spec.value.post_process:
             y_BHNV = variant.check_shape(process, process(params["value"], y_BHNV, x_BND, v_BHNV), y_BHNV)
+        y_BHNV = call.visit(look, "y", y_BHNV)
         y_BND = spec.value.out_proj(params["value"], y_BHNV, layout=call.layout)
         return call.visit(look, "attention", variant.check_shape(spec.value.out_proj, y_BND, x_BND))
 

@@ -1,0 +1,183 @@
+"""Look inside a model: ablate and patch its activations, read its tokens early, and score its heads.
+
+All functions work on any model of this library. They call `run(edit={...}, look=(...)) -> (logits, {name: activation})`
+of a model with its inputs, for example `functools.partial(model.run, inputs)` of an open model, or
+`bind(apply, params, w_BN)`. An edit is a function (x, m) -> x of an activation x and its layer m; block.Order lists the
+names. Activations of all layers have a leading axis of M layers.
+
+_, activations = run(look=("hidden",))  # of the clean text
+effect_MN = patch(lambda edit: other_run(edit=edit)[0][0, -1, answer], "hidden", activations["hidden"])
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+Run = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+Measure = Callable[[dict[str, Partial]], jax.Array]  # the edits of a run -> a number of it, or an array of numbers
+
+
+def bind(apply: Callable, params: Any, inputs: Any) -> Run:
+    """Return `run` of a model of tfm.models, such as that of language_model: its `apply` with parameters and inputs."""
+
+    def run(edit: Mapping[str, Any] = NOTHING, look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
+        result = apply(params, inputs, edit=edit, look=look)
+        return result if look else (result, {})
+
+    return run
+
+
+def compute(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """Return function(*arrays), compiled, with the arrays that the function closes over as further arguments.
+
+    As constants of the program, parameters would be stored twice, and XLA would transpose them while it compiles.
+    """
+    closed = jax.make_jaxpr(function)(*arrays)
+    program = jax.jit(lambda closed_over, *arrays: jax.core.eval_jaxpr(closed.jaxpr, closed_over, *arrays))
+    return program(closed.consts, *arrays)[0]
+
+
+def replace(x_M: jax.Array, where_M: jax.Array) -> Partial:
+    """Return the edit x -> x_M[m] where where_M[m] is True, else x.
+
+    x_M and where_M have a leading axis of layers; the rest broadcasts to the activation. As a Partial, the edit is an
+    argument of compiled functions: another x_M or where_M does not compile them again.
+    """
+    return Partial(_replace, x_M, where_M)
+
+
+def _replace(x_M: jax.Array, where_M: jax.Array, x: jax.Array, m: jax.Array) -> jax.Array:
+    return jnp.where(where_M[m], x_M[m], x)
+
+
+def zero(where_M: jax.Array) -> Partial:
+    """Return the edit x -> 0 where where_M[m] is True, else x (zero ablation)."""
+    return replace(jnp.zeros(len(where_M)), where_M)
+
+
+def mean(x_M: jax.Array, where_M: jax.Array) -> Partial:
+    """Return the edit x -> mean where where_M[m] is True, else x (mean ablation).
+
+    The mean of x_M is over sequences b and tokens n, so x_M is (M, B, N, D), or (M, B, H, N, V) with a mean of each
+    head.
+    """
+    return replace(jnp.mean(x_M, axis=(1, -2), keepdims=True), where_M)
+
+
+def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> jax.Array:
+    """Return value_MI: measure(edit) with the activation at layer m and index i replaced by that of x_M.
+
+    The index i is that of the second axis: a token of `hidden`, `attention` and `mlp` (M, B, N, D), a head of `y`, `q`
+    and `A` (M, B, H, N, ...). So if `measure` runs the model on a corrupted text, and x_M is of the clean one, this is
+    activation patching (Vig et al. 2020; Meng et al. 2022). With x_M = mean it is the ablation of each head. The whole
+    grid is one compiled program, which computes `batch` places at a time. An axis of x_M that has size one broadcasts,
+    but not the second. If `measure` returns an array, its axes follow.
+    """
+    M, size = x_M.shape[0], x_M.shape[2]
+
+    def measure_all(x_M: jax.Array, place_P2: jax.Array) -> jax.Array:
+        def measure_place(place: jax.Array) -> jax.Array:
+            where_MI = (jnp.arange(M) == place[0])[:, None] & (jnp.arange(size) == place[1])
+            where_M = where_MI.reshape(M, 1, size, *[1] * (x_M.ndim - 3))
+            return measure({name: replace(x_M, where_M)})
+
+        return jax.lax.map(measure_place, place_P2, batch_size=min(batch, len(place_P2)))
+
+    value_P = compute(measure_all, x_M, jnp.indices((M, size)).reshape(2, -1).T)
+    return value_P.reshape(M, size, *value_P.shape[1:])
+
+
+def attribute(measure: Measure, name: str, x_M: jax.Array, other_M: jax.Array) -> jax.Array:
+    """Return the linear approximation of `patch` for all places at once: sum_d (x_M - other_M)_d dmeasure/dx_d.
+
+    other_M: the activations of the run that `measure` edits, where the gradient is taken; x_M: those that would replace
+    them. The sum is over the last axis: the result is (M, B, N) for tokens, (M, B, H, N) for heads. `measure` must
+    return a number (attribution patching; Nanda 2023).
+    """
+
+    def measure_shifted(shift_M: jax.Array) -> jax.Array:
+        return measure({name: Partial(_add, shift_M)})
+
+    gradient_M = compute(jax.grad(measure_shifted), jnp.zeros_like(other_M))
+    return jnp.sum((x_M - other_M) * gradient_M, axis=-1)
+
+
+def _add(shift_M: jax.Array, x: jax.Array, m: jax.Array) -> jax.Array:
+    return x + shift_M[m]
+
+
+def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
+    """Return the logits (M, ...) of the tokens after each layer, as if it were the last (nostalgebraist 2020).
+
+    x_MBND: the activation `hidden`, or other tokens. They replace the tokens after the last layer, so the model's own
+    last norm and head read them. Each layer costs a run.
+    """
+    last_M = _at(len(x_MBND) - 1, len(x_MBND), x_MBND.ndim)
+
+    def read(x_BND: jax.Array) -> jax.Array:
+        return run(edit={"hidden": replace(_repeat(x_BND, last_M), last_M)})[0]
+
+    return compute(lambda x_MBND: jax.lax.map(read, x_MBND), x_MBND)
+
+
+def jacobian_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
+    """Return the logits (M, ...) of J_m x^(m): the first-order effect of the tokens after layer m on the last ones.
+
+    J_m is the derivative of the tokens after the last layer by those after layer m, at these inputs. Gurnee et al.
+    (2026) average J_m over a corpus; here it is that of the inputs themselves.
+    """
+    M = len(x_MBND)
+
+    def transport(m_and_x: tuple[jax.Array, jax.Array]) -> jax.Array:
+        m, x_BND = m_and_x
+        at_M = _at(m, M, x_MBND.ndim)
+
+        def finish(x_BND: jax.Array) -> jax.Array:
+            return run(edit={"hidden": replace(_repeat(x_BND, at_M), at_M)}, look=("hidden",))[1]["hidden"][-1]
+
+        y_BND, pull_back = jax.vjp(finish, x_BND)  # products of this library have no rule for jax.jvp (platform.py),
+        _, push = jax.vjp(lambda u_BND: pull_back(u_BND)[0], jnp.zeros_like(y_BND))  # but u -> u J is linear in u
+        return push(x_BND)[0]
+
+    return logit_lens(run, compute(lambda *pairs: jax.lax.map(transport, pairs), jnp.arange(M), x_MBND))
+
+
+def _at(m: Any, M: int, ndim: int) -> jax.Array:
+    """Return where_M of `replace`: True in layer m, for an activation with ndim axes, that of layers included."""
+    return (jnp.arange(M) == m).reshape(M, *[1] * (ndim - 1))
+
+
+def _repeat(x: jax.Array, where_M: jax.Array) -> jax.Array:
+    """Return x with a leading axis of M layers."""
+    return jnp.broadcast_to(x, (len(where_M), *x.shape))
+
+
+def draw_repeated(key: jax.Array, *, W: int, B: int, period: int, first: int = 0) -> jax.Array:
+    """Return w_BN: `period` random token ids from first ... W - 1, and the same ids again (N = 2 period)."""
+    w_BT = jax.random.randint(key, (B, period), first, W)
+    return jnp.concatenate([w_BT, w_BT], axis=1)
+
+
+def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
+    """Return {name: score (M, H)} of the weights on texts that repeat with this period (Olsson et al. 2022).
+
+    The first three are mean weights on one key s of each query n that has it. A head that always attends to this token
+    has the score 1.
+
+    * previous: s = n - 1, the token before
+    * duplicate: s = n - period, the same token, one period earlier
+    * induction: s = n - period + 1, the token that followed it
+    * entropy: -sum_s A_ns ln A_ns, in nats, the mean over all queries
+    """
+    shifts = {"previous": 1, "duplicate": period, "induction": period - 1}
+    A_MBHNN = A_MBHNN.astype(jnp.float32)
+    scores = {
+        name: jnp.diagonal(A_MBHNN, offset=-shift, axis1=-2, axis2=-1).mean((1, -1)) for name, shift in shifts.items()
+    }
+    entropy_MBHN = -jnp.sum(jax.scipy.special.xlogy(A_MBHNN, A_MBHNN), axis=-1)
+    return scores | {"entropy": entropy_MBHN.mean((1, -1))}
