@@ -126,9 +126,7 @@ def measure_images(model: trained.Trained, source: str) -> Heads:
     entropy_MH = inside.head_scores(A_MBHNN, period=1)["entropy"]
     n, total = len(image_BYXZ), len(data.items)
     line = f"{n} image{'s' * (n > 1)}" + (f", the first of {total:,}" if total > n else "")
-    return Heads(
-        {"entropy": np.asarray(entropy_MH)} | columns, f"{len(image_BYXZ)} image{'s' * (len(image_BYXZ) > 1)}{left_out}"
-    )
+    return Heads({"entropy": np.asarray(entropy_MH)} | columns, line)
 
 
 def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
