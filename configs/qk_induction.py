@@ -7,7 +7,7 @@ from configs import base, induction
 
 SCORES = ["tied", "tied_noself", "symmetric_init", "pairwise_sym", "asymmetric"]
 POSITIONS = {
-    "rotary": {"model.relative_position": "rotary"},
+    "rotary": {"model.relative_position": "rotary:100"},
     "learned": {"model.position": "learned"},
     "none": {},
 }
@@ -20,5 +20,5 @@ def get_config():
     config.study.update(metric="eval/accuracy", threshold=0.9)
     config.log = ["symmetry"]  # and the scores of heads
     config.model.relative_position = "none"
-    config.train.steps = 800
+    config.train.steps = 600
     return config

@@ -73,7 +73,7 @@ def figures(
     task = synthetic.parse(settings.synthetic.task)
     batch, A_MHNS = tasks.map_first_example(work, params)
     tokens = synthetic.spell(task.name, batch["w_BN"][0], N=task.N, W=task.W)
-    title, folder = settings.synthetic.task.replace("_", ", "), folder / "figures"
+    title, folder = settings.synthetic.task.replace("_causal", ", causal").replace("_", " "), folder / "figures"
     curves = {"train/accuracy": "accuracy in training", "eval/accuracy": "held-out accuracy"}
     curves |= probe.choose_heads(rows)
     return [

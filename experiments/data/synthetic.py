@@ -23,7 +23,10 @@ Examples = tuple[batches.Fetch, int]  # a function that fetches examples by inde
 
 
 class Task(NamedTuple):
-    """What synthetic.task names: a rule of TASKS, N tokens of an example, W token ids, and whether it is causal."""
+    """A task with N tokens in an example and W token ids. name: its row of TASKS.
+
+    causal: whether tokens attend only to themselves and to earlier tokens.
+    """
 
     name: str
     N: int
@@ -52,8 +55,8 @@ def parse(text: str) -> Task:
         raise errors.UserError(f"synthetic.task = {text}: write only a number after the colon, as in ring:20")
     rule = TASKS[by_name.choose("task", match[1], {name: name for name in TASKS})]
     number = int(match[3] or rule.default)
-    wrong = f"synthetic.task = {text} has the number {number}. Choose from {rule.least} to {MOST}, as in {match[1]}"
-    errors.refuse((not rule.least <= number <= MOST, f"{wrong}:{rule.default}"))
+    problem = f"synthetic.task = {text} has the number {number}. Choose from {rule.least} to {MOST}, as in {match[1]}"
+    errors.refuse((not rule.least <= number <= MOST, f"{problem}:{rule.default}"))
     return Task(match[1], *rule.sizes(number), causal=rule.causal or match[2] is not None)
 
 
