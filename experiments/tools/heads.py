@@ -11,9 +11,9 @@ are repeated once, an image classifier the images of --file. The columns:
   after that one (Olsson et al. 2022). entropy: of the weights, in nats
 * s, d, skew: symmetry and directionality of U_q^T U_k (Saponati et al. 2025), and the rank that holds 90 % of its skew
   part (Jamil and Kapadia 2026)
-* worth: how much worse the predictions become if the output of this head is replaced by its mean over all tokens. For a
-  model that predicts the next token, the increase of its loss on the repeated half, in nats. For others the divergence
-  KL(p || p') of its predictions, in nats
+* worth: how much worse the predictions become if the output of this head is replaced by its mean over all tokens, in
+  nats. For a model that predicts the next token it is the increase of its loss on the tokens that repeat, for others
+  the divergence KL(p || p') of its predictions
 """
 
 import functools
@@ -105,12 +105,12 @@ def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: 
     def measure(logits_BNW: jax.Array, plain_BNW: jax.Array) -> jax.Array:
         if not causal:
             return divergence(logits_BNW, plain_BNW)
-        log_p_BNW = jax.nn.log_softmax(logits_BNW[:, period - 1 : -1])  # of the tokens period ... N - 1
-        return -jnp.take_along_axis(log_p_BNW, w_BN[:, period:, None], axis=-1).mean()
+        log_p_BNW = jax.nn.log_softmax(logits_BNW[:, period:-1])  # the first token that repeats cannot be known
+        return -jnp.take_along_axis(log_p_BNW, w_BN[:, period + 1 :, None], axis=-1).mean()
 
     columns, A_MBHNN = measure_heads(model, np.asarray(w_BN), measure)
     scores = inside.head_scores(A_MBHNN, period=period)
-    loss = f", loss {columns.pop('plain'):.3f} on the repeated half" if causal else ""
+    loss = f", loss {columns.pop('plain'):.3f} on the tokens that repeat" if causal else ""
     columns.pop("plain", None)
     line = f"{sequences} sequences of {tokens} random token ids, the second half repeats the first{loss}"
     return Heads({name: np.asarray(scores[name]) for name in SCORES} | columns, line)

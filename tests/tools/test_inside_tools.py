@@ -131,8 +131,8 @@ def test_heads_of_published_models_are_worth_what_single_runs_lose(family, tmp_p
     if family == "bert":
         worth = (np.exp(p) * (p - q)).sum(-1).mean()
     else:
-        target_BN = w_BN[:, 3:, None]
-        worth = np.mean(np.take_along_axis(p[:, 2:-1], target_BN, -1) - np.take_along_axis(q[:, 2:-1], target_BN, -1))
+        target_BN = w_BN[:, 4:, None]
+        worth = np.mean(np.take_along_axis(p[:, 3:-1], target_BN, -1) - np.take_along_axis(q[:, 3:-1], target_BN, -1))
     np.testing.assert_allclose(float(rows[-1]["worth"]), worth, atol=2e-5)
     np.testing.assert_allclose(float(rows[-1]["previous"]), np.diagonal(look["A"][m, :, h], -1, 1, 2).mean(), atol=1e-5)
 
