@@ -237,15 +237,15 @@ def lens(
     """
     (M, N), last = p_MN.shape, slice(-MOST_TOKENS, None)
     p_MN, top_MN, is_right_MN = (x_MN[:, last] for x_MN in (p_MN, top_MN, is_right_MN))
-    names = [[visible(token, 9) for token in row[last]] for row in (tokens, right)]
+    names = [[visible(token, 7) for token in row[last]] for row in (tokens, right)]
     columns, rotation = len(names[0]), 90 if max(map(len, names[0] + names[1])) > 5 else 0
-    drawing, [[axes]] = canvas(max(0.68 * columns + 2.2, 5), 0.3 * M + 1.8)
+    drawing, [[axes]] = canvas(max(0.6 * columns + 2.2, 5), 0.34 * M + 1.8)
     axes.set_facecolor("#e0e0e0")
     image = axes.imshow(p_MN, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower")
     for (m, n), is_right in np.ndenumerate(is_right_MN):
-        shade = "white" if p_MN[m, n] > 0.5 else "black"
-        style = {"color": shade, "weight": "bold" if is_right else "normal", "fontsize": 7.5}
-        axes.text(n, m, visible(top_MN[m, n], 9), ha="center", va="center", **style, **LITERAL)
+        shade = "white" if p_MN[m, n] > 0.6 else "black"
+        style = {"color": shade, "weight": "bold" if is_right else "normal", "fontsize": 7}
+        axes.text(n, m, visible(top_MN[m, n], 7), ha="center", va="center", **style, **LITERAL)
         if is_right:
             axes.add_patch(patches.Rectangle((n - 0.46, m - 0.42), 0.92, 0.84, fill=False, ec=shade, lw=0.8))
     axes.set_xticks(range(columns), names[0], rotation=rotation, fontsize=8, **LITERAL)
@@ -255,8 +255,8 @@ def lens(
     above.set_xticks(range(columns), names[1], rotation=rotation, fontsize=8, **LITERAL)
     above.set_xlabel("right token")
     title += f"; the last {columns} of {N} positions" * (columns < N)
-    drawing.suptitle(textwrap.fill(title, int(max(10.5 * columns, 50))), fontsize=10, **LITERAL)
-    bar(drawing, image, [axes], "probability of the right token")
+    drawing.suptitle(textwrap.fill(title, int(max(8.5 * columns, 44))), fontsize=10, **LITERAL)
+    bar(drawing, image, [axes], "probability")
     return write(drawing, path)
 
 

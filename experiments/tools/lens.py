@@ -58,12 +58,7 @@ def run(
 ) -> str:
     """Print and return the table of the layers, and write the files `output` and `figure`."""
     out, csv_file = commands.output(workdir, "lens.txt"), commands.output_table(output)
-    picture = pathlib.Path(figure).expanduser()
-    errors.refuse(
-        (str(figure) and picture.suffix not in FIGURES, f"--figure = {figure} must end in {' or '.join(FIGURES)}")
-    )
-    if str(figure):
-        disk.check_new(picture, "--figure", is_file=True)
+    picture = check_figure(figure) if str(figure) else None
     model = commands.load(checkpoint, trust, device, "causal", "masked")
     id_N, names = prompts.read_prompt(model, prompt)
     right_N = find_right(model, id_N)
@@ -73,23 +68,27 @@ def run(
     spell = functools.cache(functools.partial(prompts.spell, model))
     top_MNR = np.vectorize(spell, otypes=[object])(reading.token_MNR)
     right = ["" if id == UNKNOWN else spell(id) for id in right_N.tolist()]
-    lens, kind = (
-        "Jacobian lens" if jacobian else "logit lens",
-        "next token" if model.kind == "causal" else "token itself",
-    )
-    lines = [f"{lens}: rank and probability of the {kind}", tables.align(tabulate(reading, top_MNR, names, right_N))]
+    lens = "Jacobian lens" if jacobian else "logit lens"
+    kind = "the next token" if model.kind == "causal" else "the token itself"
+    lines = [f"{lens}: rank and probability of {kind}", tables.align(tabulate(reading, top_MNR, names, right_N))]
     if csv_file:
         lines.append(commands.save_table(csv_file, *list_rows(reading, top_MNR, names, right)))
-    if str(figure):
+    if picture:
         from experiments.figures import plots  # imports matplotlib, which takes a second
 
-        p_MN = np.where(right_N == UNKNOWN, np.nan, reading.right_MN)
-        tops = {"top_MN": top_MNR[..., 0], "is_right_MN": reading.token_MNR[..., 0] == right_N}
-        title = f"most likely token after each layer ({lens}); frame: the right one, the {kind}; grey: unknown"
+        title = f"most likely token after each layer ({lens}), and the probability of the right one: {kind}"
+        p_MN, is_right_MN = np.where(right_N == UNKNOWN, np.nan, reading.right_MN), reading.token_MNR[..., 0] == right_N
+        texts = {"top_MN": top_MNR[..., 0], "tokens": names, "right": right, "title": title}
         with disk.writing(picture):
-            plots.lens(picture, p_MN=p_MN, **tops, tokens=names, right=right, title=title)
-        lines.append(f"wrote {picture}")
+            lines.append(f"wrote {plots.lens(picture, p_MN=p_MN, is_right_MN=is_right_MN, **texts)}")
     return commands.report("\n".join(lines), out)
+
+
+def check_figure(figure: commands.Path) -> pathlib.Path:
+    """Return the path of a new figure. Raises UserError if it exists, or does not end in one of FIGURES."""
+    file = pathlib.Path(figure).expanduser()
+    errors.refuse((file.suffix not in FIGURES, f"--figure = {figure} must be a file that ends in {', '.join(FIGURES)}"))
+    return disk.check_new(file, "--figure", is_file=True)
 
 
 def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
