@@ -239,7 +239,7 @@ def lens(
     p_MN, top_MN, is_right_MN = (x_MN[:, last] for x_MN in (p_MN, top_MN, is_right_MN))
     names = [[visible(token, 7) for token in row[last]] for row in (tokens, right)]
     columns, rotation = len(names[0]), 90 if max(map(len, names[0] + names[1])) > 5 else 0
-    drawing, [[axes]] = canvas(max(0.6 * columns + 2.2, 5), 0.34 * M + 1.8)
+    drawing, [[axes]] = canvas(max(0.6 * columns + 2.2, 5), 0.34 * max(M, 4) + 1.8)
     axes.set_facecolor("#e0e0e0")
     image = axes.imshow(p_MN, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower")
     for (m, n), is_right in np.ndenumerate(is_right_MN):

@@ -104,7 +104,7 @@ def tabulate(scores: dict[str, np.ndarray]) -> tables.Table:
     """Return a row for each layer and head."""
     rows = []
     for m, h in np.ndindex(scores["first"].shape):
-        numbers = (f"{x_MH[m, h]:.3f}".replace("nan", tables.NONE) for x_MH in scores.values())
+        numbers = (f"{x_MH[m, h]:z.3f}".replace("nan", tables.NONE) for x_MH in scores.values())
         rows.append([f"{m + 1}", f"{h + 1}", choose_relation(scores, m, h), *numbers])
     return tables.Table(["layer", "head", "most attended", *scores], rows)
 

@@ -124,9 +124,11 @@ def tabulate(reading: Reading, top_MNR: np.ndarray, names: list[str], right_N: n
     head = ["layer", "mean rank", "mean p", f"top at {n + 1}, {names[n]!r}", *["" for _ in top_MNR[0, 0, 1:]]]
     rows = []
     for m, texts_R in enumerate(top_MNR[:, n]):
-        means = [f"{reading.rank_MN[m, known_N].mean():.1f}", f"{reading.right_MN[m, known_N].mean():.4f}"]
+        means = [tables.NONE] * 2
+        if known_N.any():
+            means = [f"{reading.rank_MN[m, known_N].mean():.1f}", f"{reading.right_MN[m, known_N].mean():.4f}"]
         tops = [f"{text!r} {p:.3f}" for text, p in zip(texts_R, reading.p_MNR[m, n], strict=True)]
-        rows.append([f"{m + 1}", *(means if known_N.any() else [tables.NONE] * 2), *tops])
+        rows.append([f"{m + 1}", *means, *tops])
     return tables.Table(head, rows)
 
 
