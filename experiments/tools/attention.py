@@ -56,7 +56,7 @@ def run(
     lines.append(tables.align(tabulate(scores)))
     if str(output):
         html = render(f"{model.path}", A_MHNN, names, scores)
-        disk.write_new(page, html.encode())
+        disk.write_new(page, html.encode(errors="backslashreplace"))
         lines.append(f"wrote {page}: {disk.size(len(html))}")
     return commands.report("\n".join(lines), out)
 
