@@ -10,6 +10,7 @@ import tiny
 from matplotlib import image
 from scipy.special import softmax
 
+from experiments.figures import plots
 from experiments.pretrained import open_model
 from experiments.tools import lens
 from tfm import inside
@@ -86,7 +87,21 @@ def test_a_masked_model_is_right_if_it_predicts_the_token_itself(tmp_path):
     assert rows[2]["rank"] == ""
 
 
-def test_the_figure_has_a_column_for_each_position(folder, tmp_path):
+def test_the_figure_is_of_the_right_tokens(folder, tmp_path, monkeypatch):
+    drawn, model = {}, open_model.open(folder)
+    ids = [5, 3, int(model(np.array([[5, 3]]))[0, 1].argmax()), 8]  # the model predicts the third
+    names = [*map(str, ids)]
+    monkeypatch.setattr(plots, "lens", lambda path, **arrays: drawn.update(arrays) or path)
+    assert tiny.command(lens, checkpoint=folder, prompt=" ".join(names), figure=tmp_path / "a.svg").code == 0
+    p_MNW = read_directly(model, np.array(ids))
+    np.testing.assert_allclose(drawn["p_MN"][:, :3], p_MNW[:, np.arange(3), ids[1:]], rtol=1e-4)
+    assert np.isnan(drawn["p_MN"][:, 3]).all() and not drawn["is_right_MN"][:, 3].any()
+    np.testing.assert_array_equal(drawn["is_right_MN"][:, :3], p_MNW.argmax(-1)[:, :3] == ids[1:])
+    assert drawn["is_right_MN"][1, 1] and drawn["top_MN"].tolist() == p_MNW.argmax(-1).astype(str).tolist()
+    assert (drawn["tokens"], drawn["right"]) == (names, [*names[1:], ""])
+
+
+def test_the_figure_is_written(folder, tmp_path):
     outcome = tiny.command(lens, checkpoint=folder, prompt=PROMPT, figure=tmp_path / "new" / "lens.png")
     assert outcome.code == 0 and outcome.out.endswith(f"wrote {tmp_path / 'new' / 'lens.png'}\n")
     assert image.imread(tmp_path / "new" / "lens.png").std() > 0.01

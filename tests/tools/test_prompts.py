@@ -55,6 +55,17 @@ def test_a_model_without_a_tokenizer_reads_ids(tmp_path):
         prompts.read_prompt(model, "1 " * 14, "--other")
 
 
+def test_a_text_without_a_known_letter_is_an_error(tmp_path):
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    published.save(tmp_path, "gpt2")
+    library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    model = open_model.open(tmp_path)
+    assert prompts.read_prompt(model, "xba")[0].tolist() == [1, 0]
+    with raises(errors.UserError, "--prompt has no token"):
+        prompts.read_prompt(model, "xyz")
+
+
 def test_an_empty_prompt_is_an_error(masked):
     for prompt in ("", " \n"):
         with raises(errors.UserError, "--clean is missing or empty", "--clean='A king"):
