@@ -11,7 +11,6 @@ prompt; in a masked model it is the token itself, and that of a [MASK] is unknow
 
 import functools
 import itertools
-import pathlib
 from typing import NamedTuple
 
 import jax
@@ -19,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import command as commands
-from experiments.config import disk, errors
+from experiments.config import disk
+from experiments.figures import inside as figures
 from experiments.pretrained import trained
 from experiments.studies import tables
 from experiments.tools import prompts
@@ -27,7 +27,6 @@ from tfm import inside
 
 TOP = 5  # most likely tokens
 UNKNOWN = -1  # the right token, if there is none
-FIGURES = (".png", ".svg", ".pdf")
 HELP = {
     "prompt": "The text, or token ids such as '0 1 2' if the model has no tokenizer.",
     "jacobian": "Read the first-order effect of the tokens on those after the last layer.",
@@ -58,8 +57,8 @@ def run(
 ) -> str:
     """Print and return the table of the layers, and write the files `output` and `figure`."""
     out, csv_file = commands.output(workdir, "lens.txt"), commands.output_table(output)
-    picture = check_figure(figure) if str(figure) else None
-    model = commands.load(checkpoint, trust, device, "causal", "masked")
+    picture = figures.check_output(figure)
+    model = commands.load(checkpoint, trust, device, *trained.CAUSAL, "masked")
     id_N, names = prompts.read_prompt(model, prompt)
     right_N = find_right(model, id_N)
     n_bytes = 3 * 4 * model.fields.M * len(id_N) * model.facts["W"]
@@ -69,31 +68,22 @@ def run(
     top_MNR = np.vectorize(spell, otypes=[object])(reading.token_MNR)
     right = ["" if id == UNKNOWN else spell(id) for id in right_N.tolist()]
     lens = "Jacobian lens" if jacobian else "logit lens"
-    kind = "the next token" if model.kind == "causal" else "the token itself"
+    kind = "the next token" if model.kind in trained.CAUSAL else "the token itself"
     lines = [f"{lens}: rank and probability of {kind}", tables.align(tabulate(reading, top_MNR, names, right_N))]
     if csv_file:
         lines.append(commands.save_table(csv_file, *list_rows(reading, top_MNR, names, right)))
     if picture:
-        from experiments.figures import plots  # imports matplotlib, which takes a second
-
         title = f"most likely token after each layer ({lens}), and the probability of the right one: {kind}"
         p_MN, is_right_MN = np.where(right_N == UNKNOWN, np.nan, reading.right_MN), reading.token_MNR[..., 0] == right_N
         texts = {"top_MN": top_MNR[..., 0], "tokens": names, "right": right, "title": title}
         with disk.writing(picture):
-            lines.append(f"wrote {plots.lens(picture, p_MN=p_MN, is_right_MN=is_right_MN, **texts)}")
+            lines.append(f"wrote {figures.lens(picture, p_MN=p_MN, is_right_MN=is_right_MN, **texts)}")
     return commands.report("\n".join(lines), out)
-
-
-def check_figure(figure: commands.Path) -> pathlib.Path:
-    """Return the path of a new figure. Raises UserError if it exists, or does not end in one of FIGURES."""
-    file = pathlib.Path(figure).expanduser()
-    errors.refuse((file.suffix not in FIGURES, f"--figure = {figure} must be a file that ends in {', '.join(FIGURES)}"))
-    return disk.check_new(file, "--figure", is_file=True)
 
 
 def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
     """Return right_N: the id of the right token at each position, or UNKNOWN."""
-    if model.kind == "causal":
+    if model.kind in trained.CAUSAL:
         return np.append(id_N[1:], UNKNOWN)
     mask = model.tokenizer.mask if prompts.has_tokenizer(model) else None
     return np.where(id_N == mask, UNKNOWN, id_N)

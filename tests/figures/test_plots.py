@@ -9,7 +9,12 @@ import study_folder
 from matplotlib import colors, font_manager, image, text
 
 from experiments.data import depthwise
-from experiments.figures import convolution as convolution_figures, images as image_figures, plots
+from experiments.figures import (
+    convolution as convolution_figures,
+    images as image_figures,
+    inside as inside_figures,
+    plots,
+)
 from experiments.studies import figures as study_figures, runs as study_runs, statistics, styles
 
 DIGITS = [str(c) for c in range(10)]
@@ -88,7 +93,9 @@ def draw_lens(path, *, M, N, tokens):
     right = [*texts[1:N], ""]
     is_right_MN = top_MN == np.array(right, object)
     title = "most likely token after each layer"
-    plots.lens(path, p_MN=p_MN, top_MN=top_MN, is_right_MN=is_right_MN, tokens=texts[:N], right=right, title=title)
+    inside_figures.lens(
+        path, p_MN=p_MN, top_MN=top_MN, is_right_MN=is_right_MN, tokens=texts[:N], right=right, title=title
+    )
     return p_MN, top_MN, is_right_MN, texts
 
 

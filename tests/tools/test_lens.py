@@ -10,7 +10,7 @@ import tiny
 from matplotlib import image
 from scipy.special import softmax
 
-from experiments.figures import plots
+from experiments.figures import inside as figures
 from experiments.pretrained import open_model
 from experiments.tools import lens
 from tfm import inside
@@ -91,7 +91,7 @@ def test_the_figure_is_of_the_right_tokens(folder, tmp_path, monkeypatch):
     drawn, model = {}, open_model.open(folder)
     ids = [5, 3, int(model(np.array([[5, 3]]))[0, 1].argmax()), 8]  # the model predicts the third
     names = [*map(str, ids)]
-    monkeypatch.setattr(plots, "lens", lambda path, **arrays: drawn.update(arrays) or path)
+    monkeypatch.setattr(figures, "lens", lambda path, **arrays: drawn.update(arrays) or path)
     assert tiny.command(lens, checkpoint=folder, prompt=" ".join(names), figure=tmp_path / "a.svg").code == 0
     p_MNW = read_directly(model, np.array(ids))
     np.testing.assert_allclose(drawn["p_MN"][:, :3], p_MNW[:, np.arange(3), ids[1:]], rtol=1e-4)
