@@ -18,7 +18,7 @@ def read_prompt(model: trained.Trained, prompt: str, name: str = "--prompt") -> 
     a tokenizer in the model's folder, the prompt is token ids: "5 3 8". name: the flag, for messages. Raises UserError
     for an empty prompt, invalid ids, and more tokens than the model reads.
     """
-    is_text = pretrained_tokenizer.find(model.path) is not None
+    is_text = has_tokenizer(model)
     example = f"{name}='{TEXT if is_text else IDS}'"
     errors.refuse((not prompt.strip(), f"{name} is missing or empty. Add it to the command, such as {example}."))
     id_N = encode(model.tokenizer, prompt) if is_text else parse_ids(model, prompt, name, example)
@@ -30,7 +30,17 @@ def read_prompt(model: trained.Trained, prompt: str, name: str = "--prompt") -> 
         (n == 0, f"{name} has no token. Write a longer one, such as {example}."),
         (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."),
     )
-    return id_N, [model.tokenizer.show(id) if is_text else str(id) for id in id_N.tolist()]
+    return id_N, [spell(model, id) for id in id_N.tolist()]
+
+
+def has_tokenizer(model: trained.Trained) -> bool:
+    """Return whether the model's folder has a tokenizer."""
+    return pretrained_tokenizer.find(model.path) is not None
+
+
+def spell(model: trained.Trained, id: int) -> str:
+    """Return the text or the name of a token, or its id if the model has no tokenizer."""
+    return model.tokenizer.show(id) if has_tokenizer(model) else str(id)
 
 
 def encode(tokenizer: tokenization.Tokenizer, text: str) -> np.ndarray:
