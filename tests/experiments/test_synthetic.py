@@ -294,9 +294,10 @@ def test_a_run_of_induction_logs_the_scores_and_draws_those_of_the_best_heads(tm
     assert [row["step"] for row in rows] == [2, 4, 5] and len({row["heads/previous/1.2"] for row in rows}) == 3
     rows = [
         {"step": 1, "heads/previous/1.2": 0.9, "heads/previous/1.1": 0.1},
-        {"step": 2, "heads/previous/1.2": 0.1, "heads/previous/1.1": 0.9, "heads/induction/2.1": None},
+        {"step": 2, "heads/previous/1.2": 0.1, "heads/previous/1.1": 0.9}
+        | {"heads/induction/2.1": None, "heads/induction/2.2": 0.1},  # null in the log: not a number
         {"step": 2, "eval/accuracy": 0.5},
     ]
     labels = probe.choose_heads(rows)
-    assert [*labels] == ["heads/previous/1.1", "heads/induction/2.1"] and "head 1.1" in labels["heads/previous/1.1"]
+    assert [*labels] == ["heads/previous/1.1", "heads/induction/2.2"] and "head 1.1" in labels["heads/previous/1.1"]
     assert probe.choose_heads(rows[2:]) == {}
