@@ -141,7 +141,7 @@ repeats = launch.run("configs/induction.py", **{"train.steps": STEPS})
 # %%
 from experiments.tools import heads
 
-table = heads.run(repeats.folder, tokens=32)
+table = heads.run(repeats.folder)
 
 # %% [markdown]
 # ## What can my own score learn?

@@ -35,12 +35,13 @@ from tfm import inside, symmetry
 SCORES = ("previous", "duplicate", "induction", "entropy")
 FORM = ("s", "d", "skew")
 PLACES = 12  # rows of the printed table; the CSV file has all heads
+TOKENS = 50  # of a sequence, by default
 MOST_IMAGES = 32
 BATCH = 256  # sequences that are computed together
 HELP = {
     "file": "Images for a classifier: an image, or a folder of images.",
     "sequences": "The number of sequences of random token ids.",
-    "tokens": "The number of tokens of each; the second half repeats the first.",
+    "tokens": "The number of tokens of each, even; the second half repeats the first. 0: 50, or fewer if need be.",
     "seed": "The seed of the random token ids.",
     "output": "A new .csv file with a row for each head.",
     "figure": "A new figure (.png, .svg or .pdf) with a panel for each column.",
@@ -59,7 +60,7 @@ def run(
     *,
     file: commands.Path = "",
     sequences: int = 4,
-    tokens: int = 50,
+    tokens: int = 0,
     seed: int = 0,
     output: commands.Path = "",
     figure: commands.Path = "",
@@ -95,6 +96,8 @@ def run(
 def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> Heads:
     """Return the columns of a model of texts, on random token ids that are repeated once."""
     N = model.facts["N"]
+    errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a text that repeats needs at least 4"))
+    tokens = tokens or min(TOKENS, N // 2 * 2)
     rule = f"Choose an even number from 4 to {N}, the tokens that the model reads"
     errors.refuse((not 4 <= tokens <= N or tokens % 2, f"--tokens = {tokens} is wrong. {rule}"))
     configs.at_least(1, {"--sequences": sequences})
