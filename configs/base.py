@@ -22,7 +22,8 @@ FIELDS: dict[str, Any] = {
     "log": (
         ["tensorboard"],
         "outputs in addition to metrics.jsonl: tensorboard; wandb (with WANDB_MODE=offline it sends nothing); symmetry "
-        "(symmetry and directionality of every layer's attention scores; on by default in a study)",
+        "(symmetry and directionality of every layer's attention scores, and in the task induction the scores of "
+        "heads; on by default in a study)",
     ),
     # The mesh of devices. The product of these numbers is the number of devices; one number may be -1: all remaining
     # devices. A CPU is one device, or is split into as many as the mesh needs, at most one for each core.

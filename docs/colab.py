@@ -127,6 +127,23 @@ from experiments.tools import sample
 story = sample.run(text.folder, prompt="The function ", temperature=0.5)
 
 # %% [markdown]
+# ## Which heads does a model use?
+# A model of two layers reads random tokens that repeat. To continue the text, it must find the token that followed the
+# same token earlier. One layer cannot do this. Does the accuracy jump?
+
+# %%
+repeats = launch.run("configs/induction.py", **{"train.steps": STEPS})
+
+# %% [markdown]
+# Which heads attend to the token before, and which to the token after the earlier copy (`induction`)? `worth` is the
+# increase of the loss without a head. The guide `docs/guides/inside.md` goes on from here.
+
+# %%
+from experiments.tools import heads
+
+table = heads.run(repeats.folder, tokens=32)
+
+# %% [markdown]
 # ## What can my own score learn?
 # With one matrix, the logits are symmetric: $l_{ns} = l_{sn}$. If you rotate the queries by 90 degrees, the same matrix
 # makes them antisymmetric: $l_{ns} = -l_{sn}$. What can each of the two learn? Guess before you run the study.

@@ -9,15 +9,13 @@ _, activations = run(look=("hidden",))  # of the clean text
 effect_MN = patch(lambda edit: other_run(edit=edit)[0][0, -1, answer], "hidden", activations["hidden"])
 """
 
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 Run = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 Measure = Callable[[dict[str, Partial]], jax.Array]  # the edits of a run -> a number of it, or an array of numbers
 
@@ -25,7 +23,7 @@ Measure = Callable[[dict[str, Partial]], jax.Array]  # the edits of a run -> a n
 def bind(apply: Callable, params: Any, inputs: Any) -> Run:
     """Return `run` of a model of tfm.models, such as that of language_model: its `apply` with parameters and inputs."""
 
-    def run(edit: Mapping[str, Any] = NOTHING, look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def run(edit: dict | tuple[()] = (), look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
         result = apply(params, inputs, edit=edit, look=look)
         return result if look else (result, {})
 

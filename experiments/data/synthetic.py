@@ -1,7 +1,10 @@
 """Synthetic tasks: each needs attention to find a token, and some need the direction to it."""
 
+import functools
 import math
+import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,23 +12,61 @@ from experiments.config import by_name, errors
 from experiments.engine import batches
 
 EPOCH = 2**16  # training examples of an epoch; their contents are new each time
-MAX_TOKENS = 1024
+EVALUATION = 512  # held-out examples, which are the same in every run
+MOST = 1024  # the largest number after the colon of synthetic.task
 ROWS = 4  # rows of uniform numbers from which one example is made, each as long as the larger of N and W
 HELD_OUT = 0x5EED  # first half of the random key of a held-out example; the second half is the example's index
+SHARE = 0.4  # of all pairs of modular_addition, for training
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # w_BN, target_BN, weight_BN
+Examples = tuple[batches.Fetch, int]  # a function that fetches examples by index, and the number of examples
 
 
-def examples(task: str, *, N: int, W: int) -> batches.Fetch:
-    """Return `fetch(index_B, rng)` of the task of this name. Its examples have N tokens with ids below W >= 2 N.
+class Task(NamedTuple):
+    """A task with N tokens in an example and W token ids. name: its row of TASKS.
 
-    A batch has `w_BN` and `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0.
-    With an `rng` (training) examples are new each time. Without one (evaluation) an example depends only on its index.
-    Raises UserError for an unknown task, and for too few or too many tokens.
+    causal: whether tokens attend only to themselves and to earlier tokens.
     """
-    make, least = TASKS[by_name.choose("task", task, {name: name for name in TASKS})]
-    problem = f"synthetic.task = {task}:{N} has {N} tokens. Choose from {least} to {MAX_TOKENS}, as in {task}:12."
-    errors.refuse((not least <= N <= MAX_TOKENS, problem))
+
+    name: str
+    N: int
+    W: int
+    causal: bool
+
+
+class Rule(NamedTuple):
+    """A row of TASKS: the examples of a task, and its sizes, which follow from the number after the colon."""
+
+    split: Callable[[int, int], tuple[Examples, Examples]]  # (N, W) -> training and held-out examples
+    least: int  # the smallest number
+    default: int = 12
+    sizes: Callable[[int], tuple[int, int]] = lambda number: (number, 2 * number)  # number -> N, W
+    causal: bool = False  # also without the suffix _causal
+
+
+def parse(text: str) -> Task:
+    """Return the task that synthetic.task names, as in "ring", "ring_causal" or "ring:20".
+
+    Raises UserError if the text does not have this form, for an unknown task, and for a number that is too small or
+    too large.
+    """
+    match = re.fullmatch(r"([^:]*?)(_causal)?(?::([0-9]{1,9}))?", text)
+    if match is None:
+        raise errors.UserError(f"synthetic.task = {text}: write only a number after the colon, as in ring:20")
+    rule = TASKS[by_name.choose("task", match[1], {name: name for name in TASKS})]
+    number = int(match[3] or rule.default)
+    problem = f"synthetic.task = {text} has the number {number}. Choose from {rule.least} to {MOST}, as in {match[1]}"
+    errors.refuse((not rule.least <= number <= MOST, f"{problem}:{rule.default}"))
+    return Task(match[1], *rule.sizes(number), causal=rule.causal or match[2] is not None)
+
+
+def draw(make: Callable[[np.ndarray, int, int], Answer], N: int, W: int) -> tuple[Examples, Examples]:
+    """Return training and held-out examples of N tokens with ids below W, drawn at random.
+
+    make: (u_BRX, N, W) -> w_BN, target_BN and weight_BN, from uniform numbers in [0, 1). A batch has `w_BN` and
+    `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0. With an `rng`
+    (training) examples are new each time. Without one (evaluation) an example depends only on its index.
+    """
     sizes = ROWS, max(N, W)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -34,11 +75,37 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
         else:
             generators = [np.random.Generator(np.random.Philox(key=[HELD_OUT, index])) for index in index_B.tolist()]
             u_BRX = np.stack([generator.random(sizes) for generator in generators])
-        w_BN, target_BN, weight_BN = make(u_BRX, N, W)
-        w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
-        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN.astype(np.float32)}
+        return make_batch(*make(u_BRX, N, W))
 
-    return fetch
+    return (fetch, EPOCH), (fetch, EVALUATION)
+
+
+def make_batch(w_BN: np.ndarray, target_BN: np.ndarray, weight_BN: np.ndarray) -> batches.Batch:
+    """Return the batch of these arrays, with the types of `draw`."""
+    w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
+    return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN.astype(np.float32)}
+
+
+def split_sums(N: int, W: int) -> tuple[Examples, Examples]:
+    """Return training and held-out examples of addition modulo P = W - 1: tokens a, b, "=" (Power et al. 2022).
+
+    The id of "=" is P. Only this last token has a target: (a + b) mod P. Every pair of a and b is one example. A random
+    SHARE of the pairs, the same in every run, is for training.
+    """
+    P = W - 1
+    order_I = np.random.Generator(np.random.Philox(key=[HELD_OUT, P])).permutation(P * P)
+
+    def select(pair_I: np.ndarray) -> Examples:
+        def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+            a_B, b_B = np.divmod(pair_I[index_B], P)
+            w_BN = np.stack([a_B, b_B, np.full_like(a_B, P)], axis=1)
+            is_last_BN = np.broadcast_to(np.arange(N) == N - 1, w_BN.shape)
+            return make_batch(w_BN, is_last_BN * ((a_B + b_B) % P)[:, None], is_last_BN)
+
+        return fetch, len(pair_I)
+
+    n = round(SHARE * P * P)
+    return select(order_I[:n]), select(order_I[n:])
 
 
 def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
@@ -48,6 +115,7 @@ def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
         "beats": lambda w, n: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}",
         "membership": lambda w, n: f"{w}" + "?" * (n >= N // 2),
         "nearest": lambda w, n: f"{w // math.isqrt(W)}:{w % math.isqrt(W)}",
+        "modular_addition": lambda w, n: "=" if w == W - 1 else f"{w}",
     }
     spell_token = spellings.get(task, lambda w, n: str(w))
     return [spell_token(int(w), n) for n, w in enumerate(w_N)]
@@ -133,11 +201,26 @@ def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     return w_BN, unique_BN * np.take_along_axis(payload_BN, distance_BNS.argmin(axis=2), axis=1), unique_BN
 
 
-TASKS = {  # name -> (the function that makes examples from uniform numbers u_BRX in [0, 1), N and W; the smallest N)
-    "ring": (make_ring, 3),
-    "previous": (make_previous, 2),
-    "reachability": (make_reachability, 3),
-    "beats": (make_beats, 3),
-    "membership": (make_membership, 2),
-    "nearest": (make_nearest, 2),
+def make_induction(u_BRX: np.ndarray, N: int, W: int) -> Answer:
+    """Make T tokens that repeat until there are N. The target of token n is w_{n+1} (Olsson et al. 2022).
+
+    Tokens have a target from n = T on, where they have occurred before. T is uniform in N // 4 ... N // 2, so the
+    distance does not follow from positions. The T ids differ, so each token determines the next one.
+    """
+    order_BW = u_BRX[:, 0, :W].argsort(axis=1)
+    T_B1 = N // 4 + scale(u_BRX[:, 1, :1], N // 2 - N // 4 + 1)
+    place_BN = np.arange(N) % T_B1
+    target_BN = np.take_along_axis(order_BW, (place_BN + 1) % T_B1, axis=1)
+    return np.take_along_axis(order_BW, place_BN, axis=1), target_BN, np.arange(N) >= T_B1
+
+
+TASKS = {
+    "ring": Rule(functools.partial(draw, make_ring), 3),
+    "previous": Rule(functools.partial(draw, make_previous), 2),
+    "reachability": Rule(functools.partial(draw, make_reachability), 3),
+    "beats": Rule(functools.partial(draw, make_beats), 3),
+    "membership": Rule(functools.partial(draw, make_membership), 2),
+    "nearest": Rule(functools.partial(draw, make_nearest), 2),
+    "induction": Rule(functools.partial(draw, make_induction), 8, default=32, causal=True),
+    "modular_addition": Rule(split_sums, 2, default=59, sizes=lambda P: (3, P + 1), causal=True),
 }

@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -22,6 +22,7 @@ BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
 MOST_CLASSES = 1000  # a confusion matrix has the square of this many cells
 MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32  # drawn in a figure of attention
 DPI = 110
+STYLES = ("-", "--", "-.", ":")
 FONT = "DejaVu Sans"
 PLACEHOLDERS = (".", "Last Resort")  # fonts that draw every letter as a box
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # file metadata without a date, for equal bytes
@@ -114,6 +115,18 @@ def loss_curves(path: Path, rows: list[dict], *, unit: str, title: str) -> pathl
     axes.grid(alpha=0.3)
     if len(value):
         axes.legend(frameon=False)
+    return write(drawing, path)
+
+
+def curves(path: Path, rows: list[dict], labels: Mapping[str, str], *, title: str) -> pathlib.Path:
+    """Draw metrics between 0 and 1 against the step. rows: of metrics.jsonl. labels: metric -> label."""
+    drawing, [[axes]] = canvas(7, 4.2)
+    for (metric, label), colour, style in zip(labels.items(), (PALE, RED, BLUE, "black"), STYLES, strict=False):
+        axes.plot(*read_points(rows, metric)[0], color=colour, ls=style, lw=1.6, label=label)
+    axes.set_title(textwrap.fill(title, 60), **LITERAL)
+    axes.set(xlabel="step", ylim=(-0.03, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
     return write(drawing, path)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.config import by_name, disk, errors, files as config_files, settings as configs
+from experiments.data import synthetic
 from experiments.devices import mesh as meshes
 from experiments.folder import checkpoint, records, workdir as workdirs
 from experiments.model import losses
@@ -23,6 +24,7 @@ FACTS = {
     "vision": {"patch": "image.patch", "output": "image.head"},
     "masked_image": {"patch": "image.patch"},
     "translation": {"N": "pairs.N"},
+    "synthetic": {"task": "synthetic.task"},
 }
 PEFT = "adapter_config.json"
 MERGE_PEFT = "Merge them (merge_and_unload of peft), save the result with save_pretrained, and give its folder."
@@ -75,7 +77,7 @@ def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]
     own = _prepare_own(folder, config, trust) if data.get("kind") else None
     kind, facts = _find_facts(config, params, data.get("kind") or config["experiment"])
     facts |= {"class_names": data["classes"]} if "C" in facts and data.get("classes") else {}
-    facts |= {"documents": config["text"].get("documents", False)} if kind == "causal" else {}
+    facts |= {"documents": config.get("text", {}).get("documents", False)} if kind == "causal" else {}
     return Trained(folder, kind, params, config["model"], facts, trust=trust, own=own)
 
 
@@ -102,6 +104,10 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
         kind = f"{experiment} (a file of yours)"  # for example image.py, which is not our vision.py
     facts = {fact: values[field] for fact, field in FACTS.get(experiment, {}).items()}
     kind = values["text.objective"] if kind == "language" else kind
+    if kind == "synthetic":
+        task = synthetic.parse(facts["task"])
+        facts |= {"N": task.N, "output": "linear"}
+        kind = "causal" if task.causal else kind
     if kind in trained.IMAGES:
         facts["Z"] = params["embed"]["W_DP"].shape[1] // facts["patch"] ** 2
     elif facts:

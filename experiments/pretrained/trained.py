@@ -31,10 +31,11 @@ DOES = {
     "image": "classifies images",
     "masked_image": "predicts masked patches",
     "translation": "translates sentences",
+    "synthetic": "predicts a token for each token",
 }
 # Heads of tokens. None: the one that text.head names.
 HEADS = {"causal": heads.next_word, "prefix": heads.next_word, "masked": heads.masked_word}
-HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word}
+HEADS |= {"classes": None, "tokens": heads.each_word, "spans": heads.each_word, "synthetic": heads.masked_word}
 # Kind -> the function that builds the model, and the facts that are its arguments.
 BUILD = {
     "image": (build.vision_model, "Y X Z patch C output"),

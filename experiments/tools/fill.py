@@ -18,8 +18,9 @@ from experiments import command as commands
 from experiments.config import errors
 from experiments.data import inputs as tool_inputs, tokenization
 from experiments.pretrained import trained
+from experiments.tools import prompts
 
-MASK = "[MASK]"
+MASK = tokenization.MASK
 TOP = 5  # most likely tokens for each mask
 BATCH = 2**11  # tokens of a batch, each with the logits of the whole vocabulary
 HELP = {"prompt": "The text, with a [MASK] for each token to fill in."}
@@ -64,15 +65,8 @@ def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "th
     """Return the token ids of the text `name`. Raises UserError for one without a [MASK], or of more than N tokens."""
     if tokenizer.mask is None:
         raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
-    parts, mask = text.split(MASK), tokenizer.name(tokenizer.mask)
-    if tokenizer.mask in tokenizer.encode(mask):
-        id_N = tokenizer.encode(text.replace(MASK, mask))
-    else:  # a tokenizer of this project, which reads [MASK] as six letters
-        pieces = [tokenizer.encode(parts[0], specials=False)]
-        for part in parts[1:]:
-            pieces += [[tokenizer.mask], tokenizer.encode(part, specials=False)]
-        id_N = np.concatenate(pieces).astype(np.int32)
-    masks, n = len(parts) - 1, len(id_N)
+    id_N = prompts.encode(tokenizer, text)
+    masks, n = text.count(MASK), len(id_N)
     rule = f"{name} needs a {MASK} for each token to fill in, whatever the model calls its mask token. "
     unmarked = (masks == 0 or np.sum(id_N == tokenizer.mask) != masks, f"{rule}Example: --prompt='The {MASK} sat'.")
     errors.refuse(unmarked, (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."))

@@ -25,7 +25,7 @@ text.objective causal prefix masked
 text.tokenizer bytes characters
 text.source docstrings
 image.head pooled class_token
-synthetic.task ring:5 ring:1 ring:x ring previous reachability beats membership nearest
+synthetic.task ring:5 ring:1 ring:x ring previous reachability beats membership nearest induction modular_addition:9
 optim.name adamw muon
 optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
 train.nan abort skip

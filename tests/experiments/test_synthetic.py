@@ -13,10 +13,12 @@ from experiments.config import errors
 from experiments.data import synthetic
 from experiments.devices import mesh as meshes
 from experiments.engine import batches
-from experiments.model import baselines, splits, task as tasks
+from experiments.folder import records
+from experiments.model import baselines, probe, splits, task as tasks
+from tfm import inside
 
 N, W = 11, 29
-TASKS = list(synthetic.TASKS)
+TASKS = [task for task in synthetic.TASKS if task != "modular_addition"]  # those that draw examples
 
 
 def ring(w_N):
@@ -60,12 +62,26 @@ def nearest(w_N):
     return targets
 
 
-REFERENCE = {rule.__name__: rule for rule in (ring, previous, reachability, beats, membership, nearest)}
+def induction(w_N):
+    """Return the token that followed the earlier token of the same id; at the end, the one that would follow next."""
+    period = w_N.index(w_N[0], 1)
+    texts = w_N + [w_N[len(w_N) % period]]
+    return [texts[n + 1] if w_N[n] in w_N[:n] else None for n in range(len(w_N))]
+
+
+REFERENCE = {rule.__name__: rule for rule in (ring, previous, reachability, beats, membership, nearest, induction)}
+
+
+def fetch_of(task, *, N=N, W=W):
+    """Return the function that fetches the training examples of a task, and the held-out ones without a generator."""
+    (fetch, n), (held_out, n_held_out) = synthetic.TASKS[task].split(N, W)
+    assert fetch is held_out and (n, n_held_out) == (synthetic.EPOCH, synthetic.EVALUATION)
+    return fetch
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_targets_equal_those_of_plain_loops(task):
-    fetch = synthetic.examples(task, N=N, W=W)
+    fetch = fetch_of(task)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(101), rng)
         assert [*batch] == ["w_BN", "target_BN", "weight_BN"]
@@ -81,7 +97,7 @@ def test_targets_equal_those_of_plain_loops(task):
 
 
 def draw(task, *, n=2000, **sizes):
-    return synthetic.examples(task, **({"N": N, "W": W} | sizes))(np.arange(n), np.random.default_rng(1))
+    return fetch_of(task, **sizes)(np.arange(n), np.random.default_rng(1))
 
 
 @pytest.mark.parametrize(("task", "n_tokens"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
@@ -114,6 +130,36 @@ def test_all_three_kinds_of_beats_occur_and_have_one_payload_each(size):
     assert set(payload_BN.ravel()) == set(range(W // 3))
 
 
+def test_the_period_of_induction_is_random_and_its_tokens_differ():
+    batch = draw("induction", N=16, W=32)
+    is_target_BN = batch["weight_BN"] > 0
+    period_B = np.sum(~is_target_BN, axis=1)
+    count_T = np.bincount(period_B, minlength=10)
+    assert count_T[:4].sum() == count_T[9:].sum() == 0 and abs(count_T[4:9] - 400).max() < 5 * math.sqrt(400)
+    for w_N, T in zip(batch["w_BN"], period_B, strict=True):
+        assert len(set(w_N)) == T and (w_N[T:] == w_N[:-T]).all()
+    count_W = np.bincount(batch["w_BN"][:, 0], minlength=32)
+    assert abs(count_W - 2000 / 32).max() < 5 * math.sqrt(2000 / 32)
+
+
+def test_modular_addition_splits_all_pairs_between_training_and_held_out_examples():
+    P, pairs, shares = 11, [], []
+    for fetch, n in synthetic.TASKS["modular_addition"].split(3, P + 1):
+        batch = fetch(np.arange(n), None)
+        assert [array.dtype for array in batch.values()] == [np.int32, np.int32, np.float32]
+        for (a, b, equals), target_N in zip(batch["w_BN"].tolist(), batch["target_BN"].tolist(), strict=True):
+            assert equals == P and target_N[-1] == (a + b) % P
+        assert (batch["weight_BN"] == [0, 0, 1]).all()
+        pairs += [(a, b) for a, b, _ in batch["w_BN"].tolist()]
+        shares.append(n / P**2)
+    assert sorted(pairs) == [(a, b) for a in range(P) for b in range(P)] != pairs  # each once, in random order
+    assert shares == pytest.approx([synthetic.SHARE, 1 - synthetic.SHARE], abs=0.5 / P**2)
+    task = task_of(synthetic__task=f"modular_addition:{P}")
+    trained = np.concatenate([task.train[step]["w_BN"] for step in range(40)])
+    assert {(a, b) for a, b, _ in trained.tolist()} == set(pairs[: round(synthetic.SHARE * P**2)])
+    assert sum(batch["weight_BN"].sum() for batch in task.evaluation) == P**2 - round(synthetic.SHARE * P**2)
+
+
 def test_half_of_the_queried_tokens_are_members_and_members_differ():
     batch = draw("membership")
     is_target_BN = batch["weight_BN"] > 0
@@ -129,6 +175,7 @@ def test_half_of_the_queried_tokens_are_members_and_members_differ():
         ("reachability", [1, 5, 0], ["0→1", "1→2 source", "2→0"]),
         ("beats", [0, 10, 26], ["r0", "s1", "p8"]),
         ("nearest", [0, 7, 24], ["0:0", "1:2", "4:4"]),
+        ("modular_addition", [5, 0, W - 1], ["5", "0", "="]),
     ],
 )
 def test_tokens_have_readable_texts(task, w_N, texts):
@@ -137,7 +184,7 @@ def test_tokens_have_readable_texts(task, w_N, texts):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_training_examples_depend_on_seed_and_step_and_evaluation_examples_on_their_index(task):
-    fetch = synthetic.examples(task, N=N, W=W)
+    fetch = fetch_of(task, N=24)
     first, second, other_seed = (batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first[5], second[5])
     held_out, rows_BN = batches.evaluation(fetch, n=13, batch=16)[0], fetch(np.arange(13), None)["w_BN"]
@@ -150,11 +197,12 @@ def test_training_examples_depend_on_seed_and_step_and_evaluation_examples_on_th
 
 
 @pytest.mark.parametrize(
-    ("task", "tokens"), [("rong", N), ("ring", 2), ("previous", 1), ("nearest", 0), ("ring", 1025)]
+    "task", ["rong", "ring:2", "previous:1", "nearest:0", "ring:1025", "induction:7", "modular_addition:1"]
 )
-def test_an_unknown_task_and_too_few_or_too_many_tokens_are_refused(task, tokens):
-    with raises(errors.UserError, task, *([tokens] if tokens != N else ["ring"])):
-        synthetic.examples(task, N=tokens, W=W)
+def test_an_unknown_task_and_numbers_that_are_too_small_or_too_large_are_refused(task):
+    name, _, number = task.partition(":")
+    with raises(errors.UserError, task, f"as in {name}:" if number else "ring"):
+        synthetic.parse(task)
 
 
 def test_a_norm_over_the_sequence_is_refused_if_later_tokens_are_hidden():
@@ -168,17 +216,24 @@ def task_of(**changes):
 
 
 def test_the_name_of_a_task_can_have_its_number_of_tokens():
-    assert [*map(synthetic_task.parse, ("ring", "ring_causal:8"))] == [("ring", False, 12), ("ring", True, 8)]
+    assert synthetic.parse("ring") == ("ring", 12, 24, False) and synthetic.parse("ring_causal:8") == (
+        "ring",
+        8,
+        16,
+        True,
+    )
+    assert synthetic.parse("induction") == ("induction", 32, 64, True) == synthetic.parse("induction_causal")
+    assert synthetic.parse("modular_addition:7") == ("modular_addition", 3, 8, True)
     assert task_of(synthetic__task="nearest:7").train[0]["w_BN"].shape == (16, 7)
     for name in ("ring:", "ring:x", "ring:-3", "ring:8:9", "ring:8_causal"):
         with raises(errors.UserError, f"synthetic.task = {name}"):
-            synthetic_task.parse(name)
+            synthetic.parse(name)
 
 
 def test_the_baseline_is_the_most_frequent_target(monkeypatch):
     monkeypatch.setattr(splits, "TOKENS", 200 * 12)
     task = task_of(synthetic__task="reachability", train__batch_size=200)
-    batch = synthetic.examples("reachability", N=12, W=24)(np.arange(512), None)
+    batch = fetch_of("reachability", N=12, W=24)(np.arange(512), None)
     reached_share = batch["target_BN"][batch["weight_BN"] > 0].mean()
     assert (
         tiny.baseline(task) == {"accuracy": pytest.approx(max(reached_share, 1 - reached_share))}
@@ -209,4 +264,39 @@ def test_predictions_depend_on_later_tokens_unless_the_task_is_causal():
 def test_the_figures_are_drawn_with_the_tokens_of_the_task(tmp_path):
     settings = tiny.settings("synthetic", synthetic__task="previous_causal", model__M=1, mesh__data=1)
     _, (files, _), _ = tiny.make_figures(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
-    assert [file.name for file in files] == ["loss.png", "attention.png"]
+    assert [file.name for file in files] == ["loss.png", "accuracy.png", "attention.png"]
+
+
+def test_the_probe_of_induction_scores_each_head(tmp_path):
+    """The scores are mean attention weights on texts that repeat, here summed in plain loops."""
+    work = tiny.work_of(tiny.settings("synthetic", synthetic__task="induction:9"))
+    params, period = tiny.draw_params(work.task), 4
+    w_BN = np.asarray(inside.draw_repeated(jax.random.key(0), W=18, B=probe.TEXTS, period=period))
+    A_MBHNN = np.asarray(tasks.look(work, params, {"w_BN": w_BN}, ("A",))["A"], np.float64)
+    scores, tokens = work.task.probe(params), range(2 * period)
+    assert "symmetry/1" in scores and sum(name.startswith("heads/") for name in scores) == 2 * 2 * 2
+    for m, h in np.ndindex(2, 2):
+        previous = np.mean([A_MBHNN[m, :, h, n, n - 1].mean() for n in tokens[1:]])
+        induction = np.mean([A_MBHNN[m, :, h, n, n - period + 1].mean() for n in tokens[period - 1 :]])
+        assert scores[f"heads/previous/{m + 1}.{h + 1}"] == pytest.approx(previous, rel=1e-4)
+        assert scores[f"heads/induction/{m + 1}.{h + 1}"] == pytest.approx(induction, rel=1e-4)
+    assert not any("heads" in name for name in task_of(synthetic__task="previous_causal").probe(params))
+    constant = task_of(synthetic__task="induction:9", model__score="constant").probe  # it has no bilinear form
+    assert {name.split("/")[0] for name in jax.eval_shape(constant, params)} == {"heads"}
+
+
+def test_a_run_of_induction_logs_the_scores_and_draws_those_of_the_best_heads(tmp_path):
+    changes = {"synthetic__task": "induction:8", "mesh__data": 1, "train__log_every": 2, "model__M": 1}
+    config = tiny.config_file(tmp_path, "synthetic", log=["symmetry"], **tiny.MODEL | tiny.TRAIN | changes)
+    outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 0 and (tmp_path / "run" / "figures" / "accuracy.png").is_file()
+    rows = [row for row in records.read_metrics(tmp_path / "run") if "heads/previous/1.2" in row]
+    assert [row["step"] for row in rows] == [2, 4, 5] and len({row["heads/previous/1.2"] for row in rows}) == 3
+    rows = [
+        {"step": 1, "heads/previous/1.2": 0.9, "heads/previous/1.1": 0.1},
+        {"step": 2, "heads/previous/1.2": 0.1, "heads/previous/1.1": 0.9, "heads/induction/2.1": None},
+        {"step": 2, "eval/accuracy": 0.5},
+    ]
+    labels = probe.choose_heads(rows)
+    assert [*labels] == ["heads/previous/1.1", "heads/induction/2.1"] and "head 1.1" in labels["heads/previous/1.1"]
+    assert probe.choose_heads(rows[2:]) == {}

@@ -9,7 +9,12 @@ import study_folder
 from matplotlib import colors, font_manager, image, text
 
 from experiments.data import depthwise
-from experiments.figures import convolution as convolution_figures, images as image_figures, plots
+from experiments.figures import (
+    convolution as convolution_figures,
+    images as image_figures,
+    inside as inside_figures,
+    plots,
+)
 from experiments.studies import figures as study_figures, runs as study_runs, statistics, styles
 
 DIGITS = [str(c) for c in range(10)]
@@ -79,6 +84,21 @@ def draw_study_figure(path, kind):
     plots.write(study_figures.draw_kind(kind, analysed, finished, styles.choose_styles(study))[0], path)
 
 
+def draw_lens(path, *, M, N, tokens):
+    """Draw what a lens reads, with NaN for the last token. Return the probabilities and the top tokens."""
+    rng = np.random.default_rng(0)
+    p_MN, top_MN = rng.random((M, N)), np.array(tokens, object)[rng.integers(0, len(tokens), (M, N))]
+    p_MN[:, -1] = np.nan
+    texts = [tokens[n % len(tokens)] for n in range(N + 1)]
+    right = [*texts[1:N], ""]
+    is_right_MN = top_MN == np.array(right, object)
+    title = "most likely token after each layer"
+    inside_figures.lens(
+        path, p_MN=p_MN, top_MN=top_MN, is_right_MN=is_right_MN, tokens=texts[:N], right=right, title=title
+    )
+    return p_MN, top_MN, is_right_MN, texts
+
+
 WORDS = ["The", " permutation-equivariant", "\n", "漢", "\t", "$"]
 FIGURES = {
     "curves, nothing": lambda p: draw_curves(p, []),
@@ -88,6 +108,9 @@ FIGURES = {
     "confusion, many": lambda p: draw_confusion(p, 61, [f"category {c}" for c in range(61)]),
     "maps, one layer": lambda p: draw_maps(p, M=1, H=13, class_token=False, Z=3),
     "matrices, mean": lambda p: draw_matrices(p, M=2, H=2, queries=WORDS[1:], keys=WORDS, mean=True),
+    "lens": lambda p: draw_lens(p, M=5, N=7, tokens=WORDS),
+    "lens, long": lambda p: draw_lens(p, M=1, N=40, tokens=["MMMMMMMMM", "5", "$"]),
+    "lens, one token": lambda p: draw_lens(p, M=12, N=1, tokens=["5"]),
     "course of a study": lambda p: draw_study_figure(p, "course"),
     "differences of a study": lambda p: draw_study_figure(p, "differences"),
     "hidden patches": lambda p: draw_hidden_patches(p, B=4, Y=8),
@@ -234,6 +257,23 @@ def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(draw_figure):
     assert [axes[i].get_title() for i in (0, 2, 6)] == ["mean of heads", "head 2", ""]
     np.testing.assert_allclose(axes[4].images[0].get_array(), A_MHNS[1].mean(0))
     np.testing.assert_array_equal(axes[6].images[0].get_array(), A_MHNS[1, 1])
+
+
+def test_a_lens_has_the_last_layer_on_top_and_frames_the_tokens_that_are_right(draw_figure):
+    arrays = []
+    figure = draw_figure(lambda path: arrays.extend(draw_lens(path, M=3, N=41, tokens=["a", " b", "$c", "d"])))
+    (axes, _), (p_MN, top_MN, is_right_MN, texts) = figure.axes, arrays
+    np.testing.assert_array_equal(axes.images[0].get_array().filled(np.nan), p_MN[:, 9:])
+    assert axes.images[0].get_clim() == (0, 1) and axes.get_ylim() == (-0.5, 2.5)
+    assert read_ticks(axes.get_yticklabels()) == ["1", "2", "3"]
+    shown = {t.get_position(): (t.get_text(), t.get_weight() == "bold") for t in axes.texts}
+    expected = {
+        (n, m): (plots.visible(top_MN[m, 9 + n]), bool(is_right_MN[m, 9 + n])) for m in range(3) for n in range(32)
+    }
+    assert shown == expected and len(axes.patches) == is_right_MN[:, 9:].sum() > 3
+    assert read_ticks(axes.get_xticklabels()) == [plots.visible(token) for token in texts[9:41]]
+    assert read_ticks(axes.child_axes[0].get_xticklabels()) == [*map(plots.visible, texts[10:41]), ""]
+    assert figure.get_suptitle().replace("\n", " ").endswith("the last 32 of 41 positions")
 
 
 def test_letters_are_drawn_with_any_font_that_has_them_or_as_codes(monkeypatch):

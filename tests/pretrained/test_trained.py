@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
+import tiny
 from errors import raises
 from PIL import Image
 
 from experiments.config import errors
 from experiments.data import image_file, images
 from experiments.pretrained import open_model, trained
+from experiments.tools import sample
 
 N, LENGTHS = 11, (5, 11, 8)
 VALID_BN = np.arange(N) < np.array(LENGTHS)[:, None]
@@ -117,14 +119,34 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
         model.look(RAW_BYXZ, ("hiden",))
     with raises(errors.UserError, "hiden", "hidden"):
         model.look(RAW_BYXZ, edit={"hiden": lambda x, m: x})
-    other = published.write_run(tmp_path / "synthetic", "synthetic")
-    with raises(errors.UserError, other, "synthetic"):
+    other = published.write_run(tmp_path / "convolution", "convolution")
+    with raises(errors.UserError, other, "convolution"):
         open_model.open(other).look(draw_ids(5))
     for name in ("image", "causal"):  # a file of the user's may have the name of a kind
         copy = published.copy_with_changes(model.path, tmp_path / name, experiment=name)
         for call in (lambda opened: opened(RAW_BYXZ), lambda opened: opened.look(RAW_BYXZ), trained.Trained.network):
             with raises(errors.UserError, f"belongs to the experiment {name}"):
                 call(open_model.open(copy))
+
+
+@pytest.mark.parametrize(
+    ("task", "W", "kind"),
+    [("previous_causal:11", 22, "causal"), ("modular_addition:11", 12, "causal"), ("ring:11", 22, "synthetic")],
+)
+def test_a_synthetic_run_is_opened_and_only_a_causal_one_ignores_later_tokens(tmp_path, task, W, kind):
+    model = open_run(tmp_path, "synthetic", **{"synthetic.task": task})
+    work = tiny.work_of(tiny.settings("synthetic", **{"synthetic.task": task}))
+    batch = work.task.evaluation[0]
+    w_BN = batch["w_BN"]
+    assert model.kind == kind and (model.facts["N"], model.facts["W"]) == (w_BN.shape[1], W)
+    logits_BNW = np.asarray(model(w_BN))
+    np.testing.assert_allclose(logits_BNW, work.apply(model.params, batch), atol=1e-5)
+    other_BN = np.concatenate([w_BN[:, :-1], (w_BN[:, -1:] + 1) % W], axis=1)
+    is_same = np.allclose(np.asarray(model(other_BN))[:, 0], logits_BNW[:, 0], atol=1e-6)
+    assert is_same == (kind == "causal")
+    assert model.look(w_BN, ("A",))["A"].shape == (M, len(w_BN), H, *w_BN.shape[1:] * 2)
+    with raises(errors.UserError, model.path):  # it has no tokenizer
+        sample.run(model.path, prompt="a")
 
 
 def test_the_users_metric_of_a_run_is_not_executed_without_trust(tmp_path, monkeypatch):

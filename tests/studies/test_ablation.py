@@ -16,7 +16,14 @@ from experiments.folder import records
 from experiments.studies import figures as study_figures, programs, run_folders, study as studies
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROGRAMS = {"qk_ablation": 14, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
+PROGRAMS = {
+    "qk_ablation": 14,
+    "qk_ablation_full": 26,
+    "qk_synthetic": 42,
+    "qk_induction": 15,
+    "qk_vit": 6,
+    "norm_study": 3,
+}
 PROGRAMS |= {"contradictions": 24, "contradictions_small": 9, "head_study": 4, "search_noise": 1}
 PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 2, "mup_study": 8}
 PROGRAMS |= {"ladder": 12, "ladder_digits": 12, "positions": 45}

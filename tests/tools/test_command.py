@@ -11,9 +11,20 @@ from configs import base
 from experiments import command as commands
 from experiments.config import errors
 from experiments.pretrained import families
-from experiments.tools import classify, evaluate, export, fill, report, sample, symmetry as symmetry_tool, translate
+from experiments.tools import (
+    attention,
+    classify,
+    evaluate,
+    export,
+    fill,
+    lens,
+    report,
+    sample,
+    symmetry as symmetry_tool,
+    translate,
+)
 
-TOOLS = (sample, fill, classify, evaluate, export, report, symmetry_tool, translate)
+TOOLS = (sample, fill, classify, evaluate, export, report, symmetry_tool, translate, lens, attention)
 HELP = {"size": "A size.", "share": "A share.", "names": "Several names."}
 
 
