@@ -169,13 +169,14 @@ def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
 
     * previous: s = n - 1, the token before
     * duplicate: s = n - period, the same token, one period earlier
-    * induction: s = n - period + 1, the token that followed it
+    * induction: s = n - period + 1 for n >= period, the token that followed that one
     * entropy: -sum_s A_ns ln A_ns, in nats, the mean over all queries
     """
-    shifts = {"previous": 1, "duplicate": period, "induction": period - 1}
+    firsts = {"previous": (1, 1), "duplicate": (period, period), "induction": (period, period - 1)}  # n, n - s
     A_MBHNN = A_MBHNN.astype(jnp.float32)
     scores = {
-        name: jnp.diagonal(A_MBHNN, offset=-shift, axis1=-2, axis2=-1).mean((1, -1)) for name, shift in shifts.items()
+        name: jnp.diagonal(A_MBHNN[..., n:, :], offset=n - shift, axis1=-2, axis2=-1).mean((1, -1))
+        for name, (n, shift) in firsts.items()
     }
     entropy_MBHN = -jnp.sum(jax.scipy.special.xlogy(A_MBHNN, A_MBHNN), axis=-1)
     return scores | {"entropy": entropy_MBHN.mean((1, -1))}
