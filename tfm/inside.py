@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 Run = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
@@ -84,10 +85,10 @@ def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> ja
             where_M = where_MI.reshape(M, 1, size, *[1] * (x_M.ndim - 3))
             return measure({name: replace(x_M, where_M)})
 
-        return jax.lax.map(measure_place, place_P2, batch_size=min(batch, len(place_P2)))
+        value_P = jax.lax.map(measure_place, place_P2, batch_size=min(batch, len(place_P2)))
+        return value_P.reshape(M, size, *value_P.shape[1:])
 
-    value_P = compute(measure_all, x_M, jnp.indices((M, size)).reshape(2, -1).T)
-    return value_P.reshape(M, size, *value_P.shape[1:])
+    return compute(measure_all, x_M, np.indices((M, size)).reshape(2, -1).T)
 
 
 def attribute(measure: Measure, name: str, x_M: jax.Array, other_M: jax.Array) -> jax.Array:
