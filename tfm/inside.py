@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 Run = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
@@ -84,10 +85,10 @@ def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> ja
             where_M = where_MI.reshape(M, 1, size, *[1] * (x_M.ndim - 3))
             return measure({name: replace(x_M, where_M)})
 
-        return jax.lax.map(measure_place, place_P2, batch_size=min(batch, len(place_P2)))
+        value_P = jax.lax.map(measure_place, place_P2, batch_size=min(batch, len(place_P2)))
+        return value_P.reshape(M, size, *value_P.shape[1:])
 
-    value_P = compute(measure_all, x_M, jnp.indices((M, size)).reshape(2, -1).T)
-    return value_P.reshape(M, size, *value_P.shape[1:])
+    return compute(measure_all, x_M, np.indices((M, size)).reshape(2, -1).T)
 
 
 def attribute(measure: Measure, name: str, x_M: jax.Array, other_M: jax.Array) -> jax.Array:
@@ -169,13 +170,14 @@ def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
 
     * previous: s = n - 1, the token before
     * duplicate: s = n - period, the same token, one period earlier
-    * induction: s = n - period + 1, the token that followed it
+    * induction: s = n - period + 1 for n >= period, the token that followed that one
     * entropy: -sum_s A_ns ln A_ns, in nats, the mean over all queries
     """
-    shifts = {"previous": 1, "duplicate": period, "induction": period - 1}
+    firsts = {"previous": (1, 1), "duplicate": (period, period), "induction": (period, period - 1)}  # n, n - s
     A_MBHNN = A_MBHNN.astype(jnp.float32)
     scores = {
-        name: jnp.diagonal(A_MBHNN, offset=-shift, axis1=-2, axis2=-1).mean((1, -1)) for name, shift in shifts.items()
+        name: jnp.diagonal(A_MBHNN[..., n:, :], offset=n - shift, axis1=-2, axis2=-1).mean((1, -1))
+        for name, (n, shift) in firsts.items()
     }
     entropy_MBHN = -jnp.sum(jax.scipy.special.xlogy(A_MBHNN, A_MBHNN), axis=-1)
     return scores | {"entropy": entropy_MBHN.mean((1, -1))}

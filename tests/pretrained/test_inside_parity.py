@@ -153,8 +153,6 @@ def test_head_scores_are_those_of_the_head_detector(pair):
         expected_BMH = np.zeros((len(w_BN), M, H))
         for b, m, h in np.ndindex(expected_BMH.shape):
             pattern_NN = detect(torch.tensor(w_BN[b : b + 1]))
-            if name == "induction":
-                pattern_NN[PERIOD - 1, 0] = 1  # the last token of the first period, which theirs does not count
             A_NN = cache["pattern", m][b, h]
             share = head_detector.compute_head_attention_similarity_score(A_NN, pattern_NN, **options)
             expected_BMH[b, m, h] = share * N / pattern_NN.sum()
