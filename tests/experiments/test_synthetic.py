@@ -277,7 +277,7 @@ def test_the_probe_of_induction_scores_each_head(tmp_path):
     assert "symmetry/1" in scores and sum(name.startswith("heads/") for name in scores) == 2 * 2 * 2
     for m, h in np.ndindex(2, 2):
         previous = np.mean([A_MBHNN[m, :, h, n, n - 1].mean() for n in tokens[1:]])
-        induction = np.mean([A_MBHNN[m, :, h, n, n - period + 1].mean() for n in tokens[period - 1 :]])
+        induction = np.mean([A_MBHNN[m, :, h, n, n - period + 1].mean() for n in tokens[period:]])
         assert scores[f"heads/previous/{m + 1}.{h + 1}"] == pytest.approx(previous, rel=1e-4)
         assert scores[f"heads/induction/{m + 1}.{h + 1}"] == pytest.approx(induction, rel=1e-4)
     assert not any("heads" in name for name in task_of(synthetic__task="previous_causal").probe(params))
