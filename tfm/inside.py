@@ -44,10 +44,11 @@ def compute(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array
 def replace(x_M: jax.Array, where_M: jax.Array) -> Partial:
     """Return the edit x -> x_M[m] where where_M[m] is True, else x.
 
-    x_M and where_M have a leading axis of layers; the rest broadcasts to the activation. As a Partial, the edit is an
-    argument of compiled functions: another x_M or where_M does not compile them again.
+    x_M and where_M have a leading axis of layers. Their other axes follow those of the activation and may have size
+    one: to choose heads of `y`, pass where_MH[:, None, :, None, None]. As a Partial, the edit is an argument of
+    compiled functions: another x_M or where_M does not compile them again.
     """
-    return Partial(_replace, x_M, where_M)
+    return Partial(_replace, jnp.asarray(x_M), jnp.asarray(where_M))
 
 
 def _replace(x_M: jax.Array, where_M: jax.Array, x: jax.Array, m: jax.Array) -> jax.Array:
@@ -62,8 +63,8 @@ def zero(where_M: jax.Array) -> Partial:
 def mean(x_M: jax.Array, where_M: jax.Array) -> Partial:
     """Return the edit x -> mean where where_M[m] is True, else x (mean ablation).
 
-    The mean of x_M is over sequences b and tokens n, so x_M is (M, B, N, D), or (M, B, H, N, V) with a mean of each
-    head.
+    The mean of x_M is over sequences b and tokens n, also padding: x_M is (M, B, N, D), or (M, B, H, N, V) with a mean
+    of each head. It is not for the weights `A`, whose mean over queries would see later tokens.
     """
     return replace(jnp.mean(x_M, axis=(1, -2), keepdims=True), where_M)
 
@@ -71,11 +72,12 @@ def mean(x_M: jax.Array, where_M: jax.Array) -> Partial:
 def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> jax.Array:
     """Return value_MI: measure(edit) with the activation at layer m and index i replaced by that of x_M.
 
-    The index i is that of the second axis: a token of `hidden`, `attention` and `mlp` (M, B, N, D), a head of `y`, `q`
-    and `A` (M, B, H, N, ...). So if `measure` runs the model on a corrupted text, and x_M is of the clean one, this is
-    activation patching (Vig et al. 2020; Meng et al. 2022). With x_M = mean it is the ablation of each head. The whole
-    grid is one compiled program, which computes `batch` places at a time. An axis of x_M that has size one broadcasts,
-    but not the second. If `measure` returns an array, its axes follow.
+    The index i is axis 2 of x_M: it counts tokens of `hidden`, `attention` and `mlp` (M, B, N, D), and heads of `y`,
+    `q`, `k`, `v` and `A` (M, B, H, N, ...). If `measure` runs the model on a corrupted text, and x_M is of the clean
+    one, this is activation patching (Vig et al. 2020; Meng et al. 2022). If x_M is the mean of `y` over texts and
+    tokens, it is the mean ablation of each head. Axes of x_M other than those of layers and of the index may have size
+    one, and then broadcast. The grid is one program, compiled at each call, which computes `batch` places at a time. If
+    `measure` returns an array, its axes follow.
     """
     M, size = x_M.shape[0], x_M.shape[2]
 
@@ -94,9 +96,9 @@ def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> ja
 def attribute(measure: Measure, name: str, x_M: jax.Array, other_M: jax.Array) -> jax.Array:
     """Return the linear approximation of `patch` for all places at once: sum_d (x_M - other_M)_d dmeasure/dx_d.
 
-    other_M: the activations of the run that `measure` edits, where the gradient is taken; x_M: those that would replace
-    them. The sum is over the last axis: the result is (M, B, N) for tokens, (M, B, H, N) for heads. `measure` must
-    return a number (attribution patching; Nanda 2023).
+    other_M: the activations of the run that `measure` makes without edits, where the gradient is taken; x_M: those that
+    would replace them. The sum is over the last axis: the result is (M, B, N) for tokens, (M, B, H, N) for heads.
+    `measure` must return a number (attribution patching; Nanda 2023).
     """
 
     def measure_shifted(shift_M: jax.Array) -> jax.Array:
@@ -127,8 +129,8 @@ def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
 def jacobian_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
     """Return the logits (M, ...) of J_m x^(m): the first-order effect of the tokens after layer m on the last ones.
 
-    J_m is the derivative of the tokens after the last layer by those after layer m, at these inputs. Gurnee et al.
-    (2026) average J_m over a corpus; here it is that of the inputs themselves.
+    J_m is the derivative of the last layer's tokens with respect to those after layer m, for the inputs of `run`, whose
+    activations x_MBND must be. Gurnee et al. (2026) average J_m over a corpus.
     """
     M = len(x_MBND)
 
@@ -165,8 +167,8 @@ def draw_repeated(key: jax.Array, *, W: int, B: int, period: int, first: int = 0
 def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
     """Return {name: score (M, H)} of the weights on texts that repeat with this period (Olsson et al. 2022).
 
-    The first three are mean weights on one key s of each query n that has it. A head that always attends to this token
-    has the score 1.
+    Each of the first three is the mean weight that query n gives to one key s, over all n for which s is defined. A
+    head that always attends to this token has the score 1.
 
     * previous: s = n - 1, the token before
     * duplicate: s = n - period, the same token, one period earlier

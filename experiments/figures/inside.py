@@ -42,7 +42,7 @@ def patching(path: plots.Path, grids: Sequence[Any], corrupted: float, clean: fl
     panels = drawing.subplots(1, len(grids), width_ratios=widths, squeeze=False)[0]
     titles = {"hidden": "one token after a layer", "y": "the output of one head"}
     for axes, grid in zip(panels, grids, strict=True):
-        shades = heat_map(axes, (grid.value_MI - corrupted) / (clean - corrupted or 1), labels=grid.labels)
+        shades = heat_map(axes, (grid.value_MI - corrupted) / (clean - corrupted), labels=grid.labels)
         axes.set(title=titles[grid.name], xlabel={"hidden": "token", "y": "head"}[grid.name], ylabel="layer")
     drawing.colorbar(shades, ax=panels, label="restored share", extend="both")
     drawing.suptitle("How much of the clean text's answer does one patch restore?", fontsize=11)

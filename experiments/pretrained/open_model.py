@@ -106,8 +106,8 @@ def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[
     kind = values["text.objective"] if kind == "language" else kind
     if kind == "synthetic":
         task = synthetic.parse(facts["task"])
-        facts |= {"N": task.N, "output": "linear"}
-        kind = "causal" if task.causal else kind
+        facts |= {"N": task.N, "output": "linear", "causal": task.causal}
+        kind = "causal" if task.name == "induction" else kind  # the others do not ask for the next token
     if kind in trained.IMAGES:
         facts["Z"] = params["embed"]["W_DP"].shape[1] // facts["patch"] ** 2
     elif facts:

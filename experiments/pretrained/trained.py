@@ -42,7 +42,7 @@ BUILD = {
     "masked_image": (build.masked_image_model, "Y X Z patch"),
     "translation": (build.encoder_decoder, "W N tied_output"),
 } | dict.fromkeys(HEADS, (build.language_model, "W N C output"))
-CAUSAL = ("causal", "prefix")  # kinds in which a token sees only the tokens before it
+CAUSAL = ("causal", "prefix")  # kinds that predict the next token
 IMAGES = ("image", "masked_image")  # kinds that read images
 # Names of activations (block.Order), and their axes. G: heads of keys and values, at most H.
 ACTIVATIONS = {
@@ -181,10 +181,23 @@ def _forward(
         inputs = embeds.cut(inputs, size=model.facts["patch"])
     if model.kind == "masked_image":
         inputs = {"v_BNP": inputs, "hidden_BN": jnp.zeros(inputs.shape[:2], bool)}
-    mask = build.add_window(model.fields, masks.causal if model.kind in CAUSAL else None)
+    is_causal = model.kind in CAUSAL or model.facts.get("causal", False)
+    mask = build.add_window(model.fields, masks.causal if is_causal else None)
     if valid is not None:
         mask = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
     return network, *network.hidden(params, inputs, mask=mask, **options)
+
+
+def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
+    """Raise UserError if n_B names tokens, and the model has no logits of them. A traced n_B is not checked."""
+    if n_B is None:
+        return
+    does = f"at = {n_B}: the model in {model.path} {DOES[model.kind]}, and has no logits of each token"
+    errors.refuse((model.kind in ("image", "classes"), does))
+    if model.kind not in IMAGES and not isinstance(n_B, jax.core.Tracer):
+        N = (inputs[2] if model.kind == "translation" else inputs).shape[1]
+        outside = not np.all((np.asarray(n_B) >= -N) & (np.asarray(n_B) < N))
+        errors.refuse((outside, f"at = {n_B} is outside the {N} tokens of the inputs. Choose from {-N} to {N - 1}"))
 
 
 def list_activations(model: "Trained") -> dict[str, str]:
@@ -333,21 +346,22 @@ class Trained:
         valid: np.ndarray | None = None,
         at: int | np.ndarray | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return (logits, {name: activation of every layer}) with some activations replaced. Use it in jit, vmap, grad.
+        """Return (logits, {name: activation of every layer}) with some activations replaced.
 
-        inputs, valid: as in a call of the model; for a model that translates, the tuple (source_BS, valid_BS, w_BN).
-        edit: {name: (x, m) -> x}, functions that replace the activation x of layer m (0 is the first). Edits of
-        tfm.inside are arguments of one compiled program; for other functions the program is compiled at each call.
-        look: the names of activations to return. `names()` lists all with their axes. at: compute only the logits_BW of
-        this token, or of token at[b] of input b; -1 is the last. Raises UserError for unknown names, for a model
-        without a head, and for `at` if the model has no logits of each token.
+        It can be called in jit, vmap and grad; token ids and the arrays of edits may be traced, images may not.
+
+        inputs, valid: as in a call of the model; for a model that translates, the tuple (source_BS, valid_BS, w_BN),
+        and activations are those of the decoder. edit: {name: (x, m) -> x}, functions that replace the activation x of
+        layer m (0 is the first). Edits of tfm.inside are arguments of one compiled program; for other functions the
+        program is compiled at each call. look: the names of activations to return. `names()` lists all with their axes.
+        at: compute only the logits_BW of this token, or of token at[b] of input b; -1 is the last column, which may be
+        padding. Raises UserError for unknown names, for a model without a head, and for `at` if there is no such token.
         """
         if self.kind in IMAGES:
             inputs = image_file.prepare(inputs, self.image_format)
         edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
         others = {name: function for name, function in edit.items() if name not in edits}
-        if at is not None:
-            check_kind(self, *(kind for kind in BUILD if kind not in ("image", "classes")))
+        check_token(self, inputs, at)
         run = make_run(self, others) if others else self.runs
         return run(self.params, inputs, valid, at, edits, names=tuple(look))
 

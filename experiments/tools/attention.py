@@ -66,7 +66,8 @@ def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.n
 
     Raises UserError for another kind of model, as read_prompt does, and for more weights than a page may have.
     """
-    trained.check_kind(model, *trained.HEADS, "image", needs_head=False)
+    kinds = [kind for kind in trained.HEADS if kind != "prefix"]  # whose attention depends on where a prefix ends
+    trained.check_kind(model, *kinds, "image", needs_head=False)
     is_image = model.kind == "image"
     flags = ("--file", "--prompt") if is_image else ("--prompt", "--file")
     unused = str(prompt if is_image else file)

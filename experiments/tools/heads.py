@@ -9,8 +9,9 @@ are repeated once, an image classifier the images of --file. The columns:
 
 * previous, duplicate, induction: mean attention weight on the token before, on the same token earlier, and on the token
   after that one (Olsson et al. 2022). entropy: of the weights, in nats
-* s, d, skew: symmetry and directionality of U_q^T U_k (Saponati et al. 2025), and the rank that holds 90 % of its skew
-  part (Jamil and Kapadia 2026)
+* s: symmetry of U_q^T U_k, from -1 (skew) to 1 (symmetric); d: its directionality, negative if the key's side dominates
+  (Saponati et al. 2025). skew: how many singular values hold 90 % of the squared norm of its skew part (Jamil and
+  Kapadia 2026)
 * worth: how much worse the predictions become if the output of this head is replaced by its mean over all tokens, in
   nats. For a model that predicts the next token it is the increase of its loss on the tokens that repeat, for others
   the divergence KL(p || p') of its predictions
@@ -37,7 +38,8 @@ FORM = ("s", "d", "skew")
 PLACES = 12  # rows of the printed table; the CSV file has all heads
 TOKENS = 50  # of a sequence, by default
 MOST_IMAGES = 32
-BATCH = 256  # sequences that are computed together
+BATCH, LOGITS = 256, 2**27  # sequences, and logits, that are computed together
+KINDS = ("causal", "masked", "classes", "tokens", "synthetic", "image")
 HELP = {
     "file": "Images for a classifier: an image, or a folder of images.",
     "sequences": "The number of sequences of random token ids.",
@@ -71,7 +73,8 @@ def run(
     """Print and return the table of the heads that are worth most; write all heads into `output` and `figure`."""
     text_file, csv_file = commands.output(workdir, "heads.txt"), commands.output_table(output)
     picture = figures.check_output(figure)
-    model = commands.load(checkpoint, trust, device, *trained.HEADS, "image")
+    model = commands.load(checkpoint, trust, device, *KINDS)
+    check_probabilities(model)
     if model.kind == "image":
         heads = measure_images(model, str(file))
     else:
@@ -103,7 +106,7 @@ def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: 
     configs.at_least(1, {"--sequences": sequences})
     period = tokens // 2
     w_BN = inside.draw_repeated(jax.random.key(seed), W=model.facts["W"], B=sequences, period=period)
-    causal = model.kind in trained.CAUSAL
+    causal = model.kind == "causal"
 
     def measure(logits_BNW: jax.Array, plain_BNW: jax.Array) -> jax.Array:
         if not causal:
@@ -132,6 +135,16 @@ def measure_images(model: trained.Trained, source: str) -> Heads:
     return Heads({"entropy": np.asarray(entropy_MH)} | columns, line)
 
 
+def check_probabilities(model: trained.Trained) -> None:
+    """Raise UserError if the logits of a classifier are not those of classes of which one is right."""
+    is_classifier = model.kind in ("classes", "image")
+    several = model.facts.get("problem_type") == "multi_label_classification"
+    rule = "This command needs a model that chooses one of several classes"
+    other = "predicts numbers" if not several else "gives an input several classes"
+    refused = is_classifier and (several or trained.is_regression(model))
+    errors.refuse((refused, f"the model in {model.path} {other}. {rule}"))
+
+
 def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
     """Return KL(p || p') = sum_c p_c ln(p_c / p'_c), the mean over inputs (and tokens); p: of the plain logits."""
     log_p_BC = jax.nn.log_softmax(plain_BC)
@@ -147,7 +160,7 @@ def measure_heads(model: trained.Trained, inputs: np.ndarray, measure: Any) -> t
     plain, activations = run({}, names=("A", "y"))
     y_MBHNV = activations["y"]
     mean_M1H1V = jnp.mean(y_MBHNV, axis=(1, 3), keepdims=True)
-    batch = max(1, BATCH // len(inputs))
+    batch = max(1, min(BATCH // len(inputs), LOGITS // plain.size))
     edited_MH = inside.patch(lambda edit: measure(run(edit, names=())[0], plain), "y", mean_M1H1V, batch=batch)
     unedited = float(measure(plain, plain))
     return measure_forms(model) | {"worth": np.asarray(edited_MH) - unedited, "plain": unedited}, activations["A"]

@@ -58,7 +58,7 @@ def run(
     """Print and return the table of the layers, and write the files `output` and `figure`."""
     out, csv_file = commands.output(workdir, "lens.txt"), commands.output_table(output)
     picture = figures.check_output(figure)
-    model = commands.load(checkpoint, trust, device, *trained.CAUSAL, "masked")
+    model = commands.load(checkpoint, trust, device, "causal", "masked")
     id_N, names = prompts.read_prompt(model, prompt)
     right_N = find_right(model, id_N)
     n_bytes = 3 * 4 * model.fields.M * len(id_N) * model.facts["W"]
@@ -68,7 +68,7 @@ def run(
     top_MNR = np.vectorize(spell, otypes=[object])(reading.token_MNR)
     right = ["" if id == UNKNOWN else spell(id) for id in right_N.tolist()]
     lens = "Jacobian lens" if jacobian else "logit lens"
-    kind = "the next token" if model.kind in trained.CAUSAL else "the token itself"
+    kind = "the next token" if model.kind == "causal" else "the token itself"
     lines = [f"{lens}: rank and probability of {kind}", tables.align(tabulate(reading, top_MNR, names, right_N))]
     if csv_file:
         lines.append(commands.save_table(csv_file, *list_rows(reading, top_MNR, names, right)))
@@ -83,7 +83,7 @@ def run(
 
 def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
     """Return right_N: the id of the right token at each position, or UNKNOWN."""
-    if model.kind in trained.CAUSAL:
+    if model.kind == "causal":
         return np.append(id_N[1:], UNKNOWN)
     mask = model.tokenizer.mask if prompts.has_tokenizer(model) else None
     return np.where(id_N == mask, UNKNOWN, id_N)

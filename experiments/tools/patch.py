@@ -9,8 +9,8 @@ The model reads the corrupted text, with the activation of one place replaced by
 after a layer at one position, or the output of one head. The tables show the share of the logit difference between
 `answer` and `other` that this restores: 0 as in the corrupted text, 1 as in the clean one. Each line of the file is
 {"clean": ..., "corrupted": ..., "answer": ..., "other": ...}; all texts have the same number of tokens, and the shares
-are those of the mean logit difference over pairs. A .csv table with these columns works too. Without a tokenizer (a
-synthetic task), texts are token ids.
+are those of the mean logit difference over pairs. A .csv file with the columns clean, corrupted, answer
+and other works too. Without a tokenizer (a synthetic task), texts are token ids.
 """
 
 import pathlib
@@ -30,14 +30,14 @@ from tfm import inside
 
 FIELDS = ("clean", "corrupted", "answer", "other")
 PLACES = 5  # of each table: the most effective ones
-BATCH = 64  # texts that are computed together
+BATCH = 2**12  # tokens that are computed together
 HELP = {
     "clean": "The text after which the model should say --answer.",
     "corrupted": "A text of as many tokens, after which it should say --other.",
     "answer": "One token, such as ' Anna'.",
     "other": "One token, such as ' Ben'.",
     "file": "A .jsonl or .csv file with a pair in each row, in place of the four flags.",
-    "output": "A new .csv file: name, layer, index, token, logit difference and restored share of every place.",
+    "output": "A new .csv file with a row for each place: layer, index, logit difference, restored share.",
     "figure": "A new figure (.png, .svg or .pdf) of both grids.",
 }
 
@@ -80,7 +80,7 @@ def run(
     errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are both set. Give only one."))
     text_file, csv_file = commands.output(workdir, "patch.txt"), commands.output_table(output)
     picture = figures.check_output(figure)
-    model = commands.load(checkpoint, trust, device, *trained.CAUSAL)
+    model = commands.load(checkpoint, trust, device, "causal", "synthetic")
     pairs = read_pairs(model, pathlib.Path(file)) if str(file) else read_pair(model, values)
     grids, ends = compute(model, pairs)
     lines = [tables.align(tabulate(grid, *ends)) for grid in grids]
@@ -122,7 +122,7 @@ def read_pairs(model: trained.Trained, file: pathlib.Path) -> Pairs:
     errors.refuse((not data_tables.kind(table), f"--file = {file} is not a table. Give a .jsonl file or a .csv file"))
     with disk.reading(file):
         for place, row in data_tables.kind(table)(table, *FIELDS):
-            texts = {field: row.get(field) or "" for field in FIELDS}
+            texts = {field: "" if row.get(field) is None else row[field] for field in FIELDS}
             wrong = [field for field, text in texts.items() if not isinstance(text, str)]
             errors.refuse((wrong, f"{file}, {place}: {', '.join(wrong)} must be text"))
             pairs.append(read_pair(model, texts, f"{file}, {place}"))
@@ -146,7 +146,9 @@ def compute(model: trained.Trained, pairs: Pairs) -> tuple[list[Grid], tuple[flo
 
     ends = float(measure({})), float(measure({}, pairs.clean_PN))
     _, clean = model.run(pairs.clean_PN, look=("hidden", "y"), at=-1)
-    batch = max(1, BATCH // len(index_P))
+    same = "The clean and the corrupted text have the same logit difference, so a patch has nothing to restore"
+    errors.refuse((ends[0] == ends[1], f"{same}. Give texts that differ, and two tokens"))
+    batch = max(1, BATCH // pairs.clean_PN.size)
     grids = []
     for name in ("hidden", "y"):
         value_MI = np.asarray(inside.patch(measure, name, clean[name], batch=batch))
@@ -160,13 +162,13 @@ def describe(pairs: Pairs, corrupted: float, clean: float) -> str:
     """Return a line with the logit differences between which the shares are measured."""
     n, N = pairs.clean_PN.shape
     text = f"{n:,} pair{'s' * (n > 1)} of {N} tokens. Logit difference answer - other: clean {clean:.3f}, corrupted "
-    weak = "" if clean > corrupted else ". The model does not prefer the answer in the clean text: read no shares"
-    return f"{text}{corrupted:.3f}{weak}"
+    weak = ". The clean text does not favour the answer more than the corrupted one, so the shares mean nothing"
+    return f"{text}{corrupted:.3f}{'' if clean > corrupted else weak}"
 
 
 def share(value: np.ndarray, corrupted: float, clean: float) -> np.ndarray:
-    """Return the restored share of a logit difference; NaN if the clean and the corrupted text have the same."""
-    return (value - corrupted) / (clean - corrupted) if clean != corrupted else np.full_like(value, np.nan)
+    """Return the restored share of a logit difference."""
+    return (value - corrupted) / (clean - corrupted)
 
 
 def tabulate(grid: Grid, corrupted: float, clean: float) -> tables.Table:
@@ -176,7 +178,7 @@ def tabulate(grid: Grid, corrupted: float, clean: float) -> tables.Table:
     rows = []
     for m, i in np.stack(np.unravel_index(order, grid.value_MI.shape), axis=1):
         value = grid.value_MI[m, i]
-        restored = f"{float(share(value, corrupted, clean)):.2f}"
+        restored = f"{float(share(value, corrupted, clean)):z.2f}"
         rows.append([f"{m + 1}", grid.labels[i], f"{value:.3f}", restored])
     return tables.Table(["layer", kind, "logit difference", "restored"], rows)
 

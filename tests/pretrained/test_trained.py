@@ -15,6 +15,7 @@ from experiments.config import errors
 from experiments.data import image_file, images
 from experiments.pretrained import open_model, trained
 from experiments.tools import sample
+from tfm import inside
 
 N, LENGTHS = 11, (5, 11, 8)
 VALID_BN = np.arange(N) < np.array(LENGTHS)[:, None]
@@ -81,6 +82,78 @@ def test_logits_are_linear_in_the_features_and_do_not_depend_on_the_batch(tmp_pa
     assert (np.abs(difference_N if difference_N.ndim == 1 else difference_N[: LENGTHS[0]]).max() < 1e-5) == is_causal
 
 
+RUNS = [*MODELS[:1], MODELS[3], MODELS[4], ("masked_image", {"image.patch": 4}), ("translation", {})]
+
+
+@pytest.mark.parametrize(("experiment", "changes"), RUNS)
+def test_run_edits_every_model_under_jit_vmap_and_grad(tmp_path, experiment, changes):
+    """Doubled tokens of the last layer: compiled with an edit of tfm.inside, and by a function of the caller."""
+    if experiment == "translation":
+        pytest.importorskip("sacrebleu")
+        (tmp_path / "pairs.txt").write_text("".join(f"one {n}\tuno {n}\n" for n in range(50)))
+        changes = {"pairs__source": str(tmp_path / "pairs.txt"), "pairs__N": N}
+    model = open_run(tmp_path, experiment, **changes)
+    is_image, options = "image" in experiment or experiment == "vision", {}
+    if experiment == "translation":
+        source_BS = np.random.default_rng(2).integers(1, model.facts["W"], (3, model.facts["N"]))
+        inputs = source_BS, source_BS > 0, source_BS[:, ::-1].copy()
+    else:
+        inputs = RAW_BYXZ if is_image else draw_ids(model.facts["W"])
+        options = {} if is_image else {"valid": VALID_BN}
+    plain, look = model.run(inputs, look=("hidden", "y"), **options)
+    assert {name: x.ndim for name, x in look.items()} == {"hidden": 4, "y": 5} and look["y"].shape[2] == H
+    if experiment not in ("masked_image", "translation"):
+        np.testing.assert_array_equal(plain, model(inputs, *options.values()))
+    np.testing.assert_array_equal(model.run(inputs, edit={}, **options)[0], plain)
+
+    x_MBND = look["hidden"]
+    is_last_M = (jnp.arange(M) == M - 1)[:, None, None, None]
+
+    def scale(factor):
+        return model.run(inputs, edit={"hidden": inside.replace(factor * x_MBND, is_last_M)}, **options)[0]
+
+    def double(x, m):
+        return jnp.where(m == M - 1, 2 * x, x)
+
+    by_function, edited = model.run(inputs, edit={"hidden": double}, look=("hidden",), **options)
+    np.testing.assert_allclose(edited["hidden"][-1], 2 * x_MBND[-1], rtol=1e-6)
+    together = jax.jit(jax.vmap(scale))(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(together[0], plain, atol=2e-5)
+    np.testing.assert_allclose(together[1], by_function, atol=2e-5)
+    np.testing.assert_allclose(scale(2.0), by_function, atol=2e-5)
+    slope = jax.grad(lambda factor: jnp.square(scale(factor)).sum())(1.5)
+    values = [float(np.square(np.asarray(scale(factor), np.float64)).sum()) for factor in (1.49, 1.51)]
+    np.testing.assert_allclose(slope, (values[1] - values[0]) / 0.02, rtol=0.02, atol=1e-2)
+
+
+def test_run_computes_the_logits_of_one_token_of_each_text(tmp_path):
+    model = open_run(tmp_path / "text", *MODELS[0][:1], **MODELS[0][1])
+    w_BN = draw_ids(model.facts["W"])
+    logits_BNW, _ = model.run(w_BN, valid=VALID_BN)
+    last_B = np.array(LENGTHS) - 1
+    np.testing.assert_allclose(
+        model.run(w_BN, valid=VALID_BN, at=last_B)[0], logits_BNW[np.arange(3), last_B], atol=1e-6
+    )
+    np.testing.assert_allclose(model.run(w_BN, valid=VALID_BN, at=-1)[0], logits_BNW[:, -1], atol=1e-6)
+    with raises(errors.UserError, f"at = {N}", f"{N} tokens"):
+        model.run(w_BN, at=N)
+    image = open_run(tmp_path / "image", "vision", **MODELS[4][1])
+    with raises(errors.UserError, "at = -1", "classifies images"):
+        image.run(RAW_BYXZ, at=-1)
+
+
+def test_names_lists_what_run_returns(tmp_path):
+    model = open_run(tmp_path / "text", *MODELS[0][:1], **MODELS[0][1])
+    _, look = model.run(draw_ids(model.facts["W"]), look=tuple(model.names()))
+    assert {name: len(axes.split()) for name, axes in model.names().items()} == {n: x.ndim for n, x in look.items()}
+    assert model.names()["hidden"] == f"M={M} B N D={D}" and model.names()["q"] == f"M={M} B H={H} N K={D // H}"
+    for name, x in look.items():
+        for size, axis in zip(x.shape, model.names()[name].split(), strict=True):
+            assert "=" not in axis or axis.endswith(f"={size}"), name
+    with raises(errors.UserError, "hiden", "hidden"):
+        model.run(draw_ids(model.facts["W"]), edit={"hiden": lambda x, m: x})
+
+
 def test_features_of_masked_images_are_the_mean_of_tokens_without_a_mask(tmp_path):
     model = open_run(tmp_path, "masked_image", **{"image.patch": 4})
     look = model.look(RAW_BYXZ, ("hidden",))
@@ -131,7 +204,12 @@ def test_an_unknown_activation_and_a_model_of_another_kind_are_refused(tmp_path)
 
 @pytest.mark.parametrize(
     ("task", "W", "kind"),
-    [("previous_causal:11", 22, "causal"), ("modular_addition:11", 12, "causal"), ("ring:11", 22, "synthetic")],
+    [
+        ("previous_causal:11", 22, "synthetic"),
+        ("modular_addition:11", 12, "synthetic"),
+        ("induction:11", 22, "causal"),
+        ("ring:11", 22, "synthetic"),
+    ],
 )
 def test_a_synthetic_run_is_opened_and_only_a_causal_one_ignores_later_tokens(tmp_path, task, W, kind):
     model = open_run(tmp_path, "synthetic", **{"synthetic.task": task})
@@ -143,7 +221,7 @@ def test_a_synthetic_run_is_opened_and_only_a_causal_one_ignores_later_tokens(tm
     np.testing.assert_allclose(logits_BNW, work.apply(model.params, batch), atol=1e-5)
     other_BN = np.concatenate([w_BN[:, :-1], (w_BN[:, -1:] + 1) % W], axis=1)
     is_same = np.allclose(np.asarray(model(other_BN))[:, 0], logits_BNW[:, 0], atol=1e-6)
-    assert is_same == (kind == "causal")
+    assert is_same == (task != "ring:11")
     assert model.look(w_BN, ("A",))["A"].shape == (M, len(w_BN), H, *w_BN.shape[1:] * 2)
     with raises(errors.UserError, model.path):  # it has no tokenizer
         sample.run(model.path, prompt="a")

@@ -13,7 +13,7 @@ from errors import raises
 
 from experiments.config import errors
 from experiments.pretrained import open_model
-from experiments.tools import heads, patch
+from experiments.tools import attention, heads, lens, patch
 from tfm import inside
 
 CLEAN, CORRUPTED, ANSWER, OTHER = "3 1 4 1 5", "3 2 4 1 5", "7", "9"
@@ -88,6 +88,8 @@ def test_pairs_of_a_file_are_averaged(gpt2, tmp_path):
         ({"answer": "x"}, ("--answer", "'x'", "not a token id")),
         ({"other": ""}, ("--other", "missing")),
         ({"file": "pairs.txt"}, ("--clean", "--file", "both")),
+        ({"corrupted": CLEAN}, ("same logit difference",)),
+        ({"other": ANSWER}, ("same logit difference",)),
     ],
 )
 def test_wrong_pairs_are_refused(change, parts, gpt2):
@@ -98,7 +100,7 @@ def test_wrong_pairs_are_refused(change, parts, gpt2):
 def test_wrong_files_of_pairs_are_refused(gpt2, tmp_path):
     for text, parts in {
         json.dumps(PAIR) + "\n" + json.dumps(PAIR | {"clean": "1 2", "corrupted": "1 3"}): ("line 2", "2 tokens", "5"),
-        json.dumps(PAIR | {"answer": 7}): ("line 1", "answer", "text"),
+        json.dumps(PAIR | {"answer": 0}): ("line 1", "answer", "text"),
         json.dumps({"clean": "1"}): ("line 1", "corrupted", "missing"),
         "": ("no pairs",),
     }.items():
@@ -159,3 +161,16 @@ def test_heads_of_an_image_classifier_read_images(tmp_path):
 def test_wrong_inputs_of_heads_are_refused(options, parts, gpt2):
     with raises(errors.UserError, *parts):
         heads.run(gpt2, **options)
+
+
+def test_heads_needs_classes_of_which_one_is_right(tmp_path):
+    folder = published.save_bert_classifier(tmp_path / "bert", problem_type="regression")
+    with raises(errors.UserError, folder, "predicts numbers"):
+        heads.run(folder, tokens=6)
+
+
+def test_prefixes_are_refused(tmp_path):
+    run = published.write_run(tmp_path / "run", "language", **{"text.objective": "prefix"})
+    for tool, options in {heads: {}, patch: PAIR, attention: {"prompt": "a"}, lens: {"prompt": "a"}}.items():
+        with raises(errors.UserError, run, "continues a prefix"):
+            tool.run(run, **options)
