@@ -30,9 +30,11 @@ from sklearn import datasets
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
 FEW = ("--config.train.steps=12", "--config.train.evaluate_every=6")
+WARM = ("--config.train.steps=60", "--config.train.evaluate_every=30")  # of a config with 50 steps of warm-up
 FEWER = ("--config.train.steps=6", "--config.train.evaluate_every=6")  # of a search, which trains tens of runs
 PAGES_AT_ONCE = 2
-OPTIONAL = {"transformers": ("torch", "transformers")}  # a name in the code of a page -> libraries that it needs
+# A name in the code of a page -> libraries that it needs.
+OPTIONAL = {"transformers": ("torch", "transformers"), "transformer_lens": ("transformer_lens", "nnsight")}
 
 
 def README(folder: pathlib.Path) -> None:
@@ -96,6 +98,11 @@ def gpt_on_your_text(folder: pathlib.Path) -> None:
     (folder / "my_texts").mkdir()
     for i in range(40):
         (folder / f"my_texts/{i}.txt").write_text(text[len(text) * i // 40 : len(text) * (i + 1) // 40], "utf-8")
+
+
+def their_tools(folder: pathlib.Path) -> None:
+    """Write a text."""
+    (folder / "my_text.txt").write_text(shakespeare()[:200_000], "utf-8")
 
 
 def search(folder: pathlib.Path) -> None:
@@ -164,7 +171,15 @@ def run(command: str, folder: pathlib.Path) -> str:
     """
     line_of_page, start = command, time.monotonic()
     trains = "launch.py" in command and "--config" in command
-    few = FEW if trains else (*FEWER, "--config.text.source=my_text.txt") if "my_search.py" in command else ()
+    few = (
+        WARM
+        if "induction" in command and trains
+        else FEW
+        if trains
+        else (*FEWER, "--config.text.source=my_text.txt")
+        if "my_search.py" in command
+        else ()
+    )
     command = command.replace("launch.py", str(ROOT / "launch.py"))
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
