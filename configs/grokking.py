@@ -5,7 +5,7 @@ python launch.py --config configs/grokking.py
 steps, 100.0 % at the end (the most frequent sum: 2.2 %). figures/accuracy.png shows both accuracies.
 With --config.optim.weight_decay=0.0, 32.2 % of held-out pairs are right at the end (seed 0).
 40 % of the 3,481 pairs (a, b) are for training. Held-out accuracy first stays near 38 %, because a + b = b + a: after
-400 steps (seed 0, constant rate) 94.8 % of held-out pairs are right if (b, a) is a training pair, and 0.2 % if not.
+400 steps (seed 0, with a constant rate) 94.8 % of held-out pairs are right if (b, a) is a training pair, else 0.2 %.
 """
 
 from configs import base

@@ -129,7 +129,7 @@ story = sample.run(text.folder, prompt="The function ", temperature=0.5)
 # %% [markdown]
 # ## Which heads does a model use?
 # A model of two layers reads random tokens that repeat. To continue the text, it must find the token that followed the
-# same token earlier. One layer cannot do this. Does the accuracy jump?
+# same token earlier. One layer does not learn this. Does the accuracy jump?
 
 # %%
 repeats = launch.run("configs/induction.py", **{"train.steps": STEPS})

@@ -36,10 +36,8 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
     data = splits.make_splits(settings, *synthetic.TASKS[task.name].split(N, W), tokens=N)
     if task.causal:
         checks.check_causal(m)
-    layout, mask = (
-        sharding.choose_layout(settings, mesh, W=W),
-        build.add_window(m, masks.causal if task.causal else None),
-    )
+    layout = sharding.choose_layout(settings, mesh, W=W)
+    mask = build.add_window(m, masks.causal if task.causal else None)
     model = build.language_model(m, head=heads.masked_word, W=W, N=N, layout=layout, mask=mask)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:

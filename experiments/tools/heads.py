@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import command as commands
-from experiments.config import errors, settings as configs
+from experiments.config import disk, errors, settings as configs
 from experiments.data import image_folder, inputs as tool_inputs
 from experiments.figures import inside as figures
 from experiments.model import variants
@@ -92,7 +92,8 @@ def run(
         ]
         lines.append(commands.save_table(csv_file, ["layer", "head", *heads.columns], rows))
     if picture:
-        lines.append(f"wrote {figures.heads(picture, heads.columns)}")
+        with disk.writing(picture):
+            lines.append(f"wrote {figures.heads(picture, heads.columns)}")
     return commands.report("\n".join(lines), text_file)
 
 

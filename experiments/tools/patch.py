@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments import command as commands
 from experiments.config import disk, errors
-from experiments.data import files as data_files, pretrained_tokenizer, tables as data_tables
+from experiments.data import files as data_files, tables as data_tables
 from experiments.figures import inside as figures
 from experiments.pretrained import trained
 from experiments.studies import tables
@@ -88,7 +88,8 @@ def run(
     if csv_file:
         lines.append(commands.save_table(csv_file, *list_places(grids, *ends)))
     if picture:
-        lines.append(f"wrote {figures.patching(picture, grids, *ends)}")
+        with disk.writing(picture):
+            lines.append(f"wrote {figures.patching(picture, grids, *ends)}")
     return commands.report("\n\n".join(lines), text_file)
 
 
@@ -107,7 +108,7 @@ def read_pair(model: trained.Trained, values: dict[str, str], place: str = "") -
 
 def read_token(model: trained.Trained, text: str, name: str) -> int:
     """Return the id of a text of one token. Raises UserError for several tokens."""
-    if pretrained_tokenizer.find(model.path) is None:
+    if not prompts.has_tokenizer(model):
         ids = prompts.parse_ids(model, text, name, f"{name}='3'")
     else:
         ids = model.tokenizer.encode(text, specials=False)

@@ -174,3 +174,10 @@ def test_prefixes_are_refused(tmp_path):
     for tool, options in {heads: {}, patch: PAIR, attention: {"prompt": "a"}, lens: {"prompt": "a"}}.items():
         with raises(errors.UserError, run, "continues a prefix"):
             tool.run(run, **options)
+
+
+@pytest.mark.parametrize(("tool", "options"), [(patch, PAIR), (heads, {"tokens": 6})])
+def test_a_figure_that_cannot_be_written_is_one_sentence(tool, options, gpt2, tmp_path):
+    (tmp_path / "file").write_text("")
+    outcome = tiny.command(tool, checkpoint=gpt2, **options, figure=tmp_path / "file" / "a.png")
+    assert outcome.code in (1, 2) and outcome.err.startswith("error: ") and str(tmp_path / "file") in outcome.err
