@@ -177,7 +177,10 @@ def test_prefixes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("tool", "options"), [(patch, PAIR), (heads, {"tokens": 6})])
-def test_a_figure_that_cannot_be_written_is_one_sentence(tool, options, gpt2, tmp_path):
-    (tmp_path / "file").write_text("")
-    outcome = tiny.command(tool, checkpoint=gpt2, **options, figure=tmp_path / "file" / "a.png")
-    assert outcome.code in (1, 2) and outcome.err.startswith("error: ") and str(tmp_path / "file") in outcome.err
+def test_a_full_disk_is_one_sentence(tool, options, gpt2, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("experiments.figures.plots.write", fail)
+    with raises(errors.RunError, tmp_path / "a.png", "No space left"):
+        tool.run(gpt2, **options, figure=tmp_path / "a.png")
