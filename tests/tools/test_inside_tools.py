@@ -182,5 +182,5 @@ def test_a_full_disk_is_one_sentence(tool, options, gpt2, tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("experiments.figures.plots.write", fail)
-    with raises(errors.RunError, tmp_path / "a.png", "No space left"):
+    with raises(errors.UserError, tmp_path / "a.png", "cannot be written"):
         tool.run(gpt2, **options, figure=tmp_path / "a.png")
