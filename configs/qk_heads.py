@@ -10,7 +10,7 @@ SCORES = ["tied", "tied_noself", "pairwise_sym", "sym_plus_skew:2", "pairwise", 
 
 def get_config():
     config = base.get_config("ablation", of="synthetic")
-    config.study.arms = [[score, {"model.score": score}] for score in SCORES]
+    config.study.arms = [[score.replace(":", "_"), {"model.score": score}] for score in SCORES]
     sizes = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 4), (3, 1), (3, 4)]
     config.study.conditions = [[f"layers_{M}_heads_{H}", {"model.M": M, "model.H": H}] for M, H in sizes]
     config.study.update(metric="eval/accuracy", seeds=[*range(10)], tune_seeds=[1000, 1001, 1002])
