@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, position
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, (HELP | help)[name], flag_values=values)
     if "--help" in argv:
-        print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
+        print(f"{inspect.getmodule(tool).__doc__}\n{describe_flags(parameters, HELP | help)}")
         sys.exit(0)
     try:
         extra = values(argv)[1:]
@@ -124,6 +125,30 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, position
     except flags.Error as error:
         raise errors.UserError(str(error)) from error
     return values.flag_values_dict() | ({positional: extra} if positional else {})
+
+
+def describe_flags(parameters: Mapping[str, inspect.Parameter], help: Mapping[str, str]) -> str:
+    """Return a line for each flag, with its default: those of this tool in its order, then those that most tools have.
+
+    help: the texts by flag.
+    """
+    own = [name for name in parameters if help[name] != HELP.get(name)]
+    groups = {
+        "Flags of this tool:": own,
+        "Flags that most tools have:": [name for name in parameters if name not in own],
+    }
+    lines = []
+    for title, names in groups.items():
+        lines += ["", title] * bool(names)
+        for name in names:
+            default = parameters[name].default
+            form = f"  --[no]{name}" if isinstance(default, bool) else f"  --{name}"
+            unsaid = default in ("", ()) or default is False or default is inspect.Parameter.empty
+            end = "" if unsaid else f" Default: {default}."
+            end += " Repeat it for several." if default == () else ""
+            text = f"{form}: {help[name]}{end}"
+            lines += textwrap.wrap(text, 100, subsequent_indent=" " * 6)
+    return "\n".join(lines[1:])
 
 
 def require(example: str, value: Path) -> None:
