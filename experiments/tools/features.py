@@ -41,11 +41,10 @@ def run(
 ) -> pathlib.Path:
     """Write the file, and return its path."""
     commands.require("--file=PATH", file)
-    new, activations = pathlib.Path(output), tuple(filter(None, names.split(",")))
-    errors.refuse((new.suffix != ".npz", f"--output={output} must be the name of an .npz file, such as features.npz"))
-    disk.check_new(new, "--output", is_file=True)
+    commands.require("--output=features.npz", output)
+    new, activations = commands.new_file(output, "--output", ".npz"), filter(None, names.split(","))
     model = commands.load(checkpoint, trust, device)
-    look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
+    look = functools.partial(model.compute, jax.device_put(model.params), names=("features", *activations))
     if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
         data, lines = tool_inputs.read_image_set(str(file)), []
@@ -70,14 +69,14 @@ def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
 
 
 def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return Trained.activations of all n inputs, and print their size. Raises UserError if they exceed the memory."""
+    """Return the arrays of Trained.look of all n inputs. Print their size, and raise UserError if it is too large."""
     sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * sum(x.size for x in sizes.values())
     print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
     disk.check_memory(f"{file}", 2 * n_bytes, remedy=". Choose fewer --names, or a smaller --file")
     batches, features = [*trained.in_batches(look, fetch, n=n)], "features"
     arrays = {name: np.concatenate([x[name] for x in batches], axis=int(name != features)) for name in sizes}
-    return {name: x[:n] if name == features else x[:, :n] for name, x in arrays.items()}
+    return {name: np.float32(x[:n] if name == features else x[:, :n]) for name, x in arrays.items()}
 
 
 if __name__ == "__main__":
