@@ -99,45 +99,44 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
     return network
 
 
-def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
-    """Return the compiled function (params, inputs, valid, n_B, edits, names=names) -> {name: array}.
+def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
+    """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
-    names: activations, "features" (Trained.look) and "logits". n_B: the argument `at` of Trained.run. edits: those that
-    are arguments of compiled functions (Partial). edit: other functions.
+    output: "logits", or "features" as in Trained.look, with activations in float32. n_B, names: the arguments `at` and
+    `look` of Trained.run. edits: those that are arguments of compiled functions (Partial). edit: other functions.
     """
 
     def compute(
-        params: dict, inputs: Any, valid: Any = None, n_B: Any = None, edits: Any = (), *, names: Sequence[str]
-    ) -> dict[str, jax.Array]:
-        if "features" in names:
+        params: dict, inputs: Any, valid: Any = None, n_B: Any = None, edits: Any = (), *, names: Any = (), output: str
+    ) -> tuple[jax.Array, dict]:
+        if output == "features":
             check_kind(model, *HEADS, *IMAGES, needs_head=False)
-        look = [name for name in names if name not in ("features", "logits")]
-        network, x_BND, aux = _forward(model, params, inputs, valid, look=look, edit={**edit, **dict(edits)})
-        results, real_BN = aux.get("look", {}), jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
-        if "features" in names:
-            results["features"] = _summarise(model, x_BND.astype(jnp.float32), real_BN)
-        if "logits" in names:
-            logits = network.logits(params, x_BND if n_B is None else _choose(x_BND, n_B))
-            logits = build.average_tokens(logits, real_BN) if is_pooled(model) else logits
-            results["logits"] = logits if n_B is None else logits[:, 0]
-        return results
+        network, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit={**edit, **dict(edits)})
+        real_BN, activations = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid, aux.get("look", {})
+        if output == "features":
+            activations = {name: x.astype(jnp.float32) for name, x in activations.items()}
+            return _summarise(model, x_BND.astype(jnp.float32), real_BN), activations
+        if n_B is not None:
+            return network.logits(params, _choose(x_BND, n_B)[:, None])[:, 0], activations
+        logits = network.logits(params, x_BND)
+        return build.average_tokens(logits, real_BN) if is_pooled(model) else logits, activations
 
-    return jax.jit(compute, static_argnames="names")
+    return jax.jit(compute, static_argnames=("names", "output"))
 
 
 def _summarise(model: "Trained", x_BND: jax.Array, real_BN: jax.Array) -> jax.Array:
     """Return the features (B, D) of Trained.look. real_BN: True for tokens that are not padding."""
     if model.kind in CAUSAL:
-        return _choose(x_BND, -1 - jnp.argmax(real_BN[:, ::-1], axis=1))[:, 0]
+        return _choose(x_BND, -1 - jnp.argmax(real_BN[:, ::-1], axis=1))
     outputs = {"class_token", *build.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
     return x_BND[:, 0] if reads_first else build.average_tokens(x_BND, real_BN)
 
 
 def _choose(x_BND: jax.Array, n_B: jax.Array) -> jax.Array:
-    """Return token n_B[b] of each input b, or token n_B of all, (B, 1, D). A negative number counts from the end."""
+    """Return x_BD: token n_B[b] of each input b, or token n_B of all inputs. -1 is the last token."""
     n_B = jnp.broadcast_to(n_B, len(x_BND)) % x_BND.shape[1]
-    return jnp.take_along_axis(x_BND, n_B[:, None, None], axis=1)
+    return jnp.take_along_axis(x_BND, n_B[:, None, None], axis=1)[:, 0]
 
 
 def _forward(
@@ -194,8 +193,8 @@ def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np
     """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
     several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
-    compute = functools.partial(model.compute, jax.device_put(model.params), names=("logits",))
-    return np.concatenate([activation(x["logits"]) for x in in_batches(compute, fetch, n=n, batch=batch)])[:n]
+    compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
+    return np.concatenate([activation(logits) for logits, _ in in_batches(compute, fetch, n=n, batch=batch)])[:n]
 
 
 def predict_texts(
@@ -307,7 +306,7 @@ class Trained:
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
         """Return logits of ids, or of images that are normalised already, like those in the batches of a run."""
         check_kind(self, self.kind if self.kind in (*HEADS, "image") else "causal")
-        return self.compute(self.params, inputs, valid, names=("logits",))["logits"]
+        return self.compute(self.params, inputs, valid, output="logits")[0]
 
     def normalise(self, inputs: Any) -> Any:
         """Return the inputs, raw images normalised like the training data."""
@@ -335,8 +334,7 @@ class Trained:
         """
         check_kind(self, *BUILD)
         check_token(self, inputs, at)
-        activations = self._compute(inputs, valid, edit, ("logits", *look), at)
-        return activations.pop("logits"), activations
+        return self._compute(inputs, valid, at, edit, names=tuple(look), output="logits")
 
     def names(self) -> dict[str, str]:
         """Return {name: axes} of the activations that `run` and `look` can return, and `run` can edit.
@@ -344,11 +342,9 @@ class Trained:
         M: layers, B: inputs, N: tokens, H: heads, G: heads of keys and values. block.Order explains the names.
         """
         m = self.fields
-        sizes = {
-            letter: f"{letter}={n}" for letter, n in {"M": m.M, "D": m.D, "H": m.H, "K": m.K or m.D // m.H}.items()
-        }
+        shown = {"M": f"M={m.M}", "D": f"D={m.D}", "H": f"H={m.H}", "K": f"K={m.K or m.D // m.H}"}
         axes = ACTIVATIONS | ({"A_cross": "M B H N S"} if self.kind == "translation" else {})
-        return {name: " ".join(sizes.get(letter, letter) for letter in text.split()) for name, text in axes.items()}
+        return {name: " ".join(shown.get(letter, letter) for letter in text.split()) for name, text in axes.items()}
 
     def look(
         self,
@@ -366,17 +362,17 @@ class Trained:
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
         it is the mean of the tokens that are not padding. Raises UserError for another kind of model or name.
         """
-        results = jax.device_get(self._compute(inputs, valid, edit, ("features", *names)))
-        return {name: np.asarray(x, np.float32) for name, x in results.items()}
+        features_BD, activations = self._compute(inputs, valid, None, edit, names=tuple(names), output="features")
+        return jax.device_get({"features": features_BD} | activations)
 
     def _compute(
-        self, inputs: Any, valid: Any, edit: Mapping[str, Callable], names: Sequence[str], at: Any = None
-    ) -> dict[str, jax.Array]:
-        """Return make_compute's results for raw inputs. Only functions that are no Partial compile a new program."""
+        self, inputs: Any, valid: Any, at: Any, edit: Mapping[str, Callable], **static: Any
+    ) -> tuple[jax.Array, dict]:
+        """Return the results of make_compute for raw inputs. static: its names and output."""
         edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
         others = {name: function for name, function in edit.items() if name not in edits}
         compute = make_compute(self, others) if others else self.compute
-        return compute(self.params, self.normalise(inputs), valid, at, edits, names=tuple(names))
+        return compute(self.params, self.normalise(inputs), valid, at, edits, **static)
 
     def predict(self, inputs: Any, batch: int = BATCH) -> np.ndarray | list[np.ndarray]:
         """Return the predictions for a list of texts, or for images as in `__call__`, in their order.
@@ -389,7 +385,7 @@ class Trained:
         """
         check_kind(self, "image", "classes", "tokens")
         if self.kind == "image":
-            image_BYXZ = image_file.prepare(inputs, self.image_format)
+            image_BYXZ = self.normalise(inputs)
             return predict(self, lambda index_B: (image_BYXZ[index_B], None), n=len(image_BYXZ), batch=batch)
         predictions, truncated = predict_texts(self, inputs, batch)
         if truncated:

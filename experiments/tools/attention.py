@@ -77,12 +77,12 @@ def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.n
     else:
         id_N, names = prompts.read_prompt(model, prompt)
         inputs, lines = id_N[None], []
-    compute = functools.partial(model.compute, jax.device_put(model.params), inputs, names=("A",))
-    M, _, H, N, _ = jax.eval_shape(compute)["A"].shape
+    compute = functools.partial(model.compute, jax.device_put(model.params), inputs, names=("A",), output="features")
+    M, _, H, N, _ = jax.eval_shape(compute)[1]["A"].shape
     size = f"{M} layers, {H} heads and {N} tokens have {M * H * N * N:,} weights, more than {MOST:,}"
     errors.refuse((M * H * N * N > MOST, f"{size}. Shorten the --prompt."))
     names = ["class"] * (N - len(names)) + names  # the class token of an image comes first
-    return np.asarray(compute()["A"][:, 0], np.float32), names, lines
+    return jax.device_get(compute()[1]["A"])[:, 0], names, lines
 
 
 def measure(A_MHNN: np.ndarray) -> dict[str, np.ndarray]:

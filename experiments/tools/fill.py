@@ -47,15 +47,15 @@ def run(
     id_BN, valid_BN = np.zeros((len(ids), N), np.int32), np.arange(N) < np.array([*map(len, ids)])[:, None]
     id_BN[valid_BN] = np.concatenate(ids)
     batch, rows, lines = max(1, BATCH // max(map(len, ids))), [], list(data.lines)
-    compute = functools.partial(model.compute, jax.device_put(model.params), names=("logits",))
+    compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
     batches = trained.in_batches(compute, trained.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
-    logits_BNW = itertools.chain.from_iterable(results["logits"] for results in batches)
+    logits_BNW = itertools.chain.from_iterable(logits_BNW for logits_BNW, _ in batches)
     for text, id_N, logits_NW in zip(data.items, ids, logits_BNW, strict=False):
         p_RW = np.asarray(jax.nn.softmax(logits_NW[: len(id_N)][id_N == tokenizer.mask]))
         p_RW = p_RW[:, : tokenizer.size]  # a model may have more ids than its tokenizer
         likely = ((tokenizer.show(int(p_W.argmax())), p_W.max()) for p_W in p_RW)
         rows.append([text, fill_in(tokenizer, id_N, p_RW), *itertools.chain.from_iterable(likely)])
-        lines += [] if files.table else [describe(tokenizer, id_N, p_RW)]
+        lines += [] if files.table else [table(tokenizer, id_N, p_RW)]
     columns = [f"{name}_{r}" for r in range(1, max(map(len, rows)) // 2) for name in ("token", "probability")]
     return commands.finish(files, lines, lambda: (["text", "filled", *columns], rows))
 
@@ -79,7 +79,7 @@ def fill_in(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarra
     return tokenizer.decode(filled_N.tolist())
 
 
-def describe(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
+def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
     """Return the text with its masks filled in, and a line with the most likely tokens of each of the R masks."""
     lines = [fill_in(tokenizer, id_N, p_RW)]
     for number, p_W in enumerate(p_RW, 1):

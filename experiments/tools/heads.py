@@ -151,33 +151,29 @@ def measure_heads(
 
     measure(logits, logits without edits) -> a number that is smaller for better predictions. period: of the inputs.
     """
-    compute = functools.partial(model.compute, model.params, inputs, None, None)
-    look = compute({}, names=("A", "y", "logits"))
-    plain, mean_M1H1V = look["logits"], jnp.mean(look["y"], axis=(1, 3), keepdims=True)
-
-    def measure_edit(edit: dict) -> jax.Array:
-        return measure(compute(edit, names=("logits",))["logits"], plain)
-
+    compute = functools.partial(model.compute, model.params, inputs, None, None, output="logits")
+    plain, look = compute(names=("A", "y"))
+    mean_M1H1V = jnp.mean(look["y"], axis=(1, 3), keepdims=True)
     batch = max(1, min(BATCH // len(inputs), LOGITS // plain.size))
-    edited_MH, unedited = inside.patch(measure_edit, "y", mean_M1H1V, batch=batch), float(measure(plain, plain))
-    columns = jax.device_get(inside.head_scores(look["A"], period=period)) | measure_forms(model)
-    return columns | {"worth": np.asarray(edited_MH) - unedited}, unedited
+    edited_MH = inside.patch(lambda edit: measure(compute(edit)[0], plain), "y", mean_M1H1V, batch=batch)
+    unedited = float(measure(plain, plain))
+    scores = inside.head_scores(look["A"], period=period) | measure_forms(model) | {"worth": edited_MH - unedited}
+    return {name: np.asarray(scores[name]) for name in COLUMNS if name in scores}, unedited
 
 
-def measure_forms(model: trained.Trained) -> dict[str, np.ndarray]:
+def measure_forms(model: trained.Trained) -> dict[str, jax.Array]:
     """Return s, d and the rank of the skew part of each head; {} if the score has no matrix U_q^T U_k."""
     m = model.fields
     factors = variants.choose(m, "score").factors
     if factors is None:
         return {}
 
-    def measure_layer(params: Any) -> tuple[jax.Array, ...]:
+    def measure_layer(params: Any) -> dict[str, jax.Array]:
         pair = factors(params, D=m.D)
-        return symmetry.symmetry(*pair), symmetry.directionality(*pair), symmetry.skew_rank(*pair)
+        functions = {"s": symmetry.symmetry, "d": symmetry.directionality, "skew": symmetry.skew_rank}
+        return {name: jnp.broadcast_to(function(*pair), m.H) for name, function in functions.items()}
 
-    measures = jax.jit(jax.vmap(measure_layer, axis_size=m.M))(model.params["blocks"]["score"])
-    names = "s", "d", "skew"
-    return {name: np.broadcast_to(x_MH, (m.M, m.H)) for name, x_MH in zip(names, jax.device_get(measures), strict=True)}
+    return jax.jit(jax.vmap(measure_layer, axis_size=m.M))(model.params["blocks"]["score"])
 
 
 def tabulate(header: list[str], rows: list[list]) -> tables.Table:

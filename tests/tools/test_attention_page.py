@@ -111,7 +111,7 @@ def test_a_classifier_of_images_has_a_page_of_its_patches(head, tmp_path):
     assert (outcome.code, outcome.err) == (0, "") and f"{tmp_path / 'a.png'}: 8 x 8 pixels" in outcome.out
     model = open_model.open(run)
     image_BYXZ, _ = image_file.read(tmp_path / "a.png", model.image_format)
-    A_MHNN = np.asarray(model.compute(model.params, image_BYXZ, names=("A",))["A"])[:, 0]
+    A_MHNN = np.asarray(model.compute(model.params, image_BYXZ, names=("A",), output="features")[1]["A"])[:, 0]
     check_page(tmp_path / "a.html", A_MHNN, ["class"] * (head == "class_token") + ["1,1", "1,2", "2,1", "2,2"])
     assert "Give --file, not --prompt" in tiny.refusal(attention, checkpoint=run, prompt="a")
     assert "--file is missing" in tiny.refusal(attention, checkpoint=run)
