@@ -32,7 +32,7 @@ def grids(path: plots.Path, panels: Sequence[Panel], title: str) -> pathlib.Path
     drawing = figure.Figure(figsize=size, layout="constrained")
     cells = drawing.subplots(down, across, width_ratios=widths, squeeze=False).flat
     for axes, panel in zip(cells, panels, strict=False):
-        largest = float(np.nanmax(np.abs(panel.value_MI)))
+        largest = float(np.nanmax(np.abs(panel.value_MI), initial=0))
         limit = panel.limit or largest or 1.0
         style = {"cmap": "RdBu" if panel.is_signed else "Blues", "vmin": -limit * panel.is_signed, "vmax": limit}
         shades = axes.imshow(panel.value_MI, origin="lower", aspect="auto", **style)
