@@ -7,7 +7,7 @@ import pathlib
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -66,13 +66,46 @@ def save(text: str, file: pathlib.Path | None) -> None:
         disk.write_new(file, f"{text}\n".encode())
 
 
-def output_table(output: Path) -> pathlib.Path | None:
-    """Return the path of a new CSV file, or None for ''. Raises UserError if it exists or does not end in .csv."""
-    if not str(output):
+def new_file(path: Path, flag: str, *ends: str) -> pathlib.Path | None:
+    """Return the path of a new file, or None for ''. Raises UserError if it exists or has another ending."""
+    if not str(path):
         return None
-    file = pathlib.Path(output).expanduser()
-    errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
-    return disk.check_new(file, "--output", is_file=True)
+    file = pathlib.Path(path).expanduser()
+    errors.refuse((file.suffix not in ends, f"{flag} = {path} must be a file that ends in {', '.join(ends)}"))
+    return disk.check_new(file, flag, is_file=True)
+
+
+class Files(NamedTuple):
+    """The new files of a tool; None for those that are not requested."""
+
+    text: pathlib.Path | None
+    table: pathlib.Path | None
+    figure: pathlib.Path | None
+
+
+def check_files(workdir: Path, name: str, table: Path, figure: Path = "") -> Files:
+    """Return the files workdir/name, --output (a CSV file) and --figure. Raises UserError as `new_file` does."""
+    pictures = ".png", ".svg", ".pdf"
+    return Files(output(workdir, name), new_file(table, "--output", ".csv"), new_file(figure, "--figure", *pictures))
+
+
+def finish(
+    files: Files,
+    lines: Sequence[str],
+    table: Callable[[], tuple[Sequence[str], Sequence[Sequence]]],
+    draw: Callable[[pathlib.Path], pathlib.Path] | None = None,
+) -> str:
+    """Write the requested files, print the lines with one for each file, and return them.
+
+    table: returns the header and the rows of the CSV file. draw: writes the figure into a file.
+    """
+    lines = list(lines)
+    if files.table:
+        lines.append(save_table(files.table, *table()))
+    if draw and files.figure:
+        with disk.writing(files.figure):
+            lines.append(f"wrote {draw(files.figure)}")
+    return report("\n".join(lines), files.text)
 
 
 def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
