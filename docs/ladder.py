@@ -3,6 +3,7 @@
 python docs/ladder.py runs/ladder runs/ladder_digits
 """
 
+import functools
 import itertools
 import json
 import pathlib
@@ -34,17 +35,13 @@ GREY = "#999999"  # no difference found
 
 
 def load(folder):
-    """Return the arms of report.json from the lowest rung, and the step to each rung but the first, with Holm's p."""
+    """Return the arms of report.json from the lowest rung, and the step to each rung but the first."""
     report = json.loads(pathlib.Path(folder, "report.json").read_text(encoding="utf-8"))
     arms = {arm["name"]: arm for arm in report["conditions"][0]["arms"]}
     arms = [arms[name] for name in LABELS]
     pairs = [*itertools.pairwise(arms)]
-    steps = [
-        statistics.compare(above["values"], below["values"], m=len(pairs), better="less") for below, above in pairs
-    ]
-    for step, p in zip(steps, inference.holm([step.p for step in steps], len(steps)), strict=True):
-        step.p_corrected = p
-    return arms, steps
+    compare = functools.partial(statistics.compare, m=len(pairs), better="less")
+    return arms, [compare(above["values"], below["values"]) for below, above in pairs]
 
 
 def draw_panel(panel, arms, steps, title):
@@ -67,7 +64,7 @@ def draw_panel(panel, arms, steps, title):
 
 
 def print_table(arms, steps):
-    """Print the rows of the page: loss, the step from the rung below with its joint interval, Holm's p."""
+    """Print the rows of the page: loss, the step from the rung below with its joint interval, p times 11."""
     for arm, step in zip(arms, [None, *steps], strict=True):
         row = [f"`{arm['name']}`", f"{arm['params']:,}", f"{arm['flops_per_token']:,.0f}", f"{arm['mean']:.3f}"]
         if step and step.interval:

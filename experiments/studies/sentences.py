@@ -10,6 +10,7 @@ from experiments.studies import inference, plan, statistics, study as studies
 
 LISTED = 6  # the most names of weights, or comparisons, in a sentence
 COMPARATIVES = {"less": "lower", "more": "higher"}  # by Condition.better
+REPEATED = "every run has the same value: was its seed passed on, or is the value rounded? Means are not compared"
 OPENING = {  # kind -> the beginning of the sentence on its arms
     statistics.WORSE: "Worse:",
     statistics.BETTER: "Better:",
@@ -18,18 +19,27 @@ OPENING = {  # kind -> the beginning of the sentence on its arms
     statistics.SAME: "Identical to the reference up to rounding:",
     statistics.CEILING: "At the ceiling (arm and reference have the best possible value in every seed):",
     statistics.UNSTABLE: "Unstable (seeds of arm or reference diverged, so means are not compared):",
-    statistics.FLAT: "No spread (the same small difference in every seed, which allows no verdict):",
+    statistics.FLAT: "No spread (the same difference in every seed; by the sign test, too few seeds for a verdict):",
     statistics.STUCK: "In two clusters (seeds of arm or reference stayed on a plateau, so means are not compared):",
+    **{kind: f"{kind.capitalize()} ({REPEATED}):" for kind in statistics.IDENTICAL.values()},
     statistics.FEW: f"Too few seeds for a verdict (at least {inference.FEWEST} are needed):",
 }
 FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
 PAIRED = "Student's t intervals of the differences paired by seed, which are assumed to be roughly normal"
-UNPAIRED = "Welch's t intervals of the difference of two means of independent, roughly normal runs"
+UNPAIRED = (
+    "Welch's t intervals of the difference of two means of independent, roughly normal runs, with the degrees of "
+    "freedom of the side with fewer runs"
+)
 
 
 def format_number(x: float) -> str:
     """Return x with four decimals; with two significant digits if it is closer to 0 than 0.001."""
     return f"{x:.2g}" if 0 < abs(x) < 0.001 else f"{x + 0.0:.4f}"  # + 0.0 turns -0.0 into 0.0
+
+
+def format_p(p: float) -> str:
+    """Return p with four decimals, or '< 0.0001'."""
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def quote(*names: str) -> str:
@@ -87,11 +97,13 @@ def describe_arm(condition: statistics.Condition, difference: statistics.Differe
         rate = f"{arm_rate.k} of {arm_rate.n} {'runs' if difference.unpaired else 'seeds'} {FAILED[difference.kind]}"
         interval = f"uncorrected 95 % interval of the rate {low:.2f} to {high:.2f}"
         return f"({rate}, {interval}; {quote(condition.reference)}: {reference_rate.k} of {reference_rate.n})"
-    if difference.kind in (statistics.FEW, statistics.SAME, statistics.CEILING):
+    if difference.kind in (statistics.FEW, statistics.SAME, statistics.CEILING, *statistics.IDENTICAL.values()):
         return f"({seeds})"
     if difference.interval is None:
         size = format_number(difference.mean if difference.kind == statistics.FLAT else abs(difference.mean))
-        return f"by {size} in every {'run' if difference.unpaired else 'seed'} (no spread, so no interval; {seeds})"
+        test = "" if difference.p is None else f"p = {format_p(difference.p_corrected)} by the sign test; "
+        place = "run" if difference.unpaired else "seed"
+        return f"by {size} in every {place} (no spread, so no interval; {test}{seeds})"
     if difference.kind in (statistics.OPEN, statistics.EQUAL):
         return f"(95 % interval {describe_range(condition, [difference])}, {seeds})"
     least, most = map(format_number, sorted(map(abs, difference.interval)))
@@ -116,7 +128,7 @@ def describe_condition(condition: statistics.Condition) -> str:
         kinds = dict.fromkeys(UNPAIRED if difference.unpaired else PAIRED for difference in intervals)
         hold = f" They hold at 95 % for {describe_family(condition)} (Bonferroni)." if condition.together > 1 else ""
         sentences.append(f"Intervals are {', or '.join(kinds)}.{hold}")
-    sentences += describe_mismatches(condition)
+    sentences += [*describe_mismatches(condition), *describe_partners(condition)]
     diverged = []
     for arm in condition.arms:
         for seed, step in arm.diverged.items():
@@ -147,6 +159,18 @@ def describe_mismatches(condition: statistics.Condition) -> list[str]:
                 f"{quote(arm.name)} and {reference} start from values that differ by more than a scale, in weights of "
                 f"the same name and shape: {_shorten(arm.other_initial)}. These weights are not paired by seed."
             )
+    return sentences
+
+
+def describe_partners(condition: statistics.Condition) -> list[str]:
+    """Return a sentence for each paired comparison that leaves out runs: how many of which side, and why."""
+    sentences, base = [], condition.base
+    for arm in condition.compared:
+        sides = (arm, arm.values.keys() - base.values.keys()), (base, base.values.keys() - arm.values.keys())
+        runs = [f"{count_seeds([len(seeds)], 'run')} of {quote(side.name)}" for side, seeds in sides if seeds]
+        if runs and arm.difference.by_seed and arm.difference.p is not None:
+            names = quote(arm.name, base.name).replace(", ", " and ")
+            sentences.append(f"{names} are compared by pairs of the same seed, which leaves out {join_names(runs)}.")
     return sentences
 
 

@@ -19,12 +19,19 @@ Runs = list[study_runs.Run]
 Curves = Mapping[int, Mapping[int, float]]  # seed -> step -> value
 ROUNDING = float(np.finfo(np.float32).eps)  # relative: a smaller difference counts as rounding
 BEST = {"less": 0.0, "more": 1.0}  # the best possible value: of loss; of accuracy and explained
+UNLIMITED = (-math.inf, math.inf)  # the smallest and the largest possible value of a metric
+ENDS = {"less": (0.0,), "more": (0.0, 1.0, 100.0)}  # of a scale: all runs can have this value although they differ
 
 # The kinds of result of a comparison with the reference: docs/studies.md.
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
 UNSTABLE, STUCK = "unstable", "in two clusters"  # means are not compared
-FLAT = "no spread"  # the difference is the same in every seed, and small: perhaps one example of an accuracy
+FLAT = "no spread"  # the difference is the same in every seed, and the seeds are too few for the sign test
+IDENTICAL = {  # (is the arm constant, is the reference) -> kind
+    (True, False): "identical runs of the arm",
+    (False, True): "identical runs of the reference",
+    (True, True): "identical runs of both",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Spread:
 class Difference:
     """Arm minus reference, paired by seed, or the difference of the means of independent runs (`unpaired`).
 
-    `interval` and `p` are None for fewer than three pairs, for differences by rounding, for diverged or stuck seeds.
+    `interval` and `p` are None for fewer than three pairs, for differences by rounding, and for diverged, stuck or
+    identical runs. If all pairs have the same difference, `interval` is None, and p is that of the exact sign test.
     """
 
     by_seed: dict[int, float]  # {} if unpaired, and then std is None
@@ -50,7 +58,7 @@ class Difference:
     kind: str  # one of the constants above
     interval: tuple[float, float] | None = None  # 95 % together with all comparisons and looks of the family
     p: float | None = None  # two-sided, uncorrected
-    p_corrected: float | None = None  # Holm's correction over the family, times the looks, at most 1
+    p_corrected: float | None = None  # times all comparisons and looks of the family (Bonferroni), at most 1
     correlation: float | None = None  # of the arm's and the reference's values: if high, pairing helps
     detectable: float | None = None  # the smallest difference that n seeds with this SD show with power 0.8
     rates: list[inference.Rate] | None = None  # of diverged or stuck seeds: of the arm, of the reference
@@ -155,11 +163,6 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
             base = [] if arm.name == study.reference else runs_by_arm[study.reference]
             condition.arms.append(_arm(condition, arm, study.seeds, runs_by_arm[arm.name], base))
         conditions.append(condition)
-    for family in [conditions] if study.correction == "study" else [[condition] for condition in conditions]:
-        differences = [x.difference for condition in family for x in condition.compared if x.difference.p is not None]
-        corrected = inference.holm([difference.p for difference in differences], family[0].comparisons)
-        for difference, p in zip(differences, corrected, strict=True):
-            difference.p_corrected = min(1.0, study.looks * p)
     return conditions
 
 
@@ -226,9 +229,19 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def compare(
-    arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str, margin: float = 0.0
+    arm: Mapping[int, float],
+    reference: Mapping[int, float],
+    *,
+    m: int,
+    better: str,
+    margin: float = 0.0,
+    limits: tuple[float, float] = UNLIMITED,
 ) -> Difference:
-    """Compare over the seeds that both sides have, with an interval at level 1 - 0.05/m. `p_corrected` stays None."""
+    """Compare over the seeds that both sides have, with an interval at level 1 - 0.05/m.
+
+    If all pairs have the same difference, t has no spread. Then the sign test decides, with p = 2 / 2^n. limits: the
+    smallest and the largest possible value, at which the mean of the reference plus the interval ends.
+    """
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
     difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
@@ -241,13 +254,21 @@ def compare(
         result.interval = tuple(map(float, inference.interval(difference_I, m)))
         result.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
         result.detectable = inference.detectable(result.n, m) * result.std
+    elif not is_same:
+        result.p = 2 * 0.5**result.n
     if min(np.ptp(value_I), np.ptp(base_I)) > rounding and not is_same:
         result.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
-    return _judge(result, every, is_same=is_same, better=better, margin=margin)
+    return _judge(result, value_I, base_I, is_same=is_same, m=m, better=better, margin=margin, limits=limits)
 
 
 def compare_unpaired(
-    arm: Iterable[float], reference: Iterable[float], *, m: int, better: str, margin: float = 0.0
+    arm: Iterable[float],
+    reference: Iterable[float],
+    *,
+    m: int,
+    better: str,
+    margin: float = 0.0,
+    limits: tuple[float, float] = UNLIMITED,
 ) -> Difference:
     """Compare the means of independent runs by Welch's t, as `compare` does for pairs. `detectable` stays None."""
     value_I, base_J = (np.array(list(side)) for side in (arm, reference))
@@ -259,17 +280,36 @@ def compare_unpaired(
     every = np.array([*value_I, *base_J])
     rounding = ROUNDING * np.abs(every).max()
     if max(np.ptp(value_I), np.ptp(base_J)) > rounding:
-        result.interval, result.p = inference.welch(value_I, base_J, m)
-    return _judge(result, every, is_same=bool(np.ptp(every) <= rounding), better=better, margin=margin)
+        ends, p = inference.welch(value_I, base_J, m)
+        result.interval, result.p = tuple(map(float, ends)), float(p)
+    is_same = bool(np.ptp(every) <= rounding)
+    return _judge(result, value_I, base_J, is_same=is_same, m=m, better=better, margin=margin, limits=limits)
 
 
-def _judge(result: Difference, every: np.ndarray, *, is_same: bool, better: str, margin: float) -> Difference:
-    """Set the kind of a difference. every: the values of both sides. is_same: they differ only by rounding."""
+def _judge(
+    result: Difference,
+    value_I: np.ndarray,
+    base_J: np.ndarray,
+    *,
+    is_same: bool,
+    m: int,
+    better: str,
+    margin: float,
+    limits: tuple[float, float],
+) -> Difference:
+    """Set kind and corrected p of a difference, and end its interval at the limits. is_same: it is only rounding.
+
+    A difference is worse or better if the corrected p is below 0.05, that is, if 0 is outside the interval.
+    """
+    every, (least, most) = np.array([*value_I, *base_J]), (float(limit - base_J.mean()) for limit in limits)
+    result.p_corrected = None if result.p is None else min(1.0, m * result.p)
+    if result.interval:
+        result.interval = max(result.interval[0], least), min(result.interval[1], most)
     low, high = result.interval or (result.mean, result.mean)  # without a spread, the mean stands for the interval
     if is_same:
         at_best = np.abs(every - BEST[better]).max() <= ROUNDING * np.abs(every).max()
         result.kind = CEILING if at_best else SAME
-    elif result.interval is None and abs(result.mean) <= inference.SHARE * np.abs(every).max():
+    elif result.interval is None and (result.p_corrected or 1.0) >= 1 - inference.LEVEL:
         result.kind = FLAT
     elif result.interval is not None and -margin <= low and high <= margin:
         result.kind = EQUAL
@@ -284,6 +324,7 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
     """Compare arm and reference, by rates if seeds diverged or are stuck. may_unpair: by means without common seeds."""
     values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
     options = {"m": condition.together, "better": condition.better, "margin": condition.margin}
+    options["limits"] = _find_limits(condition.metric, [*values.values(), *base.values()])
     shared = len({run.seed for run in arm} & {run.seed for run in reference})
     if may_unpair and not shared:
         result = compare_unpaired(values.values(), base.values(), **options)
@@ -292,19 +333,34 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
         result = compare(values, base, **options)
     diverged = [len(runs) - len(ended) for runs, ended in zip((arm, reference), sides, strict=True)]
     middles = [inference.plateau(list(ended.values())) for ended in sides]
-    if shared < inference.FEWEST:
+    constant = tuple(_is_constant(list(ended.values()), condition.better) for ended in sides)
+    if shared < inference.FEWEST or (result.kind in (SAME, CEILING) and not any(diverged)):
         return result
     if any(diverged):
         kind, counts, totals = UNSTABLE, diverged, (arm, reference)
-    elif middles != [None, None] and result.kind not in (SAME, CEILING):
+    elif any(constant):
+        kind, counts, totals = IDENTICAL[constant], (), ()
+    elif middles != [None, None]:
         sign, (first, second) = 1 if condition.better == "more" else -1, middles
         middles = [second if first is None else first, first if second is None else second]
         worse = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(sides, middles, strict=True))
         kind, counts, totals = STUCK, worse, sides
     else:
         return result
-    rates = [inference.rate(k, len(side)) for k, side in zip(counts, totals, strict=True)]
-    return replace(result, kind=kind, rates=rates, interval=None, p=None, detectable=None)
+    rates = [inference.rate(k, len(side)) for k, side in zip(counts, totals, strict=True)] or None
+    return replace(result, kind=kind, rates=rates, interval=None, p=None, p_corrected=None, detectable=None)
+
+
+def _find_limits(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    """Return the smallest and the largest possible value: of accuracies 0 and 1, or 0 and 100 if one is above 1."""
+    top = 1.0 if max(values, default=0.0) <= 1 else 100.0
+    return (0.0, top) if "accuracy" in metric.lower() and all(0 <= x <= top for x in values) else UNLIMITED
+
+
+def _is_constant(values: Sequence[float], better: str) -> bool:
+    """Return True if all runs have one value that is not an end of the metric's scale."""
+    is_one = bool(values) and bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
+    return is_one and values[0] not in ENDS[better]
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:

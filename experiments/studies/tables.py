@@ -12,6 +12,7 @@ MANY = 2  # an overview needs more conditions than this
 # Short names of kinds in the overview. The others are shown as they are.
 SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CEILING: "ceiling", statistics.FEW: "few seeds"}
 SHORT |= {statistics.EQUAL: "equal", statistics.STUCK: "two clusters"}
+SHORT |= dict.fromkeys(statistics.IDENTICAL.values(), "identical runs")
 
 
 class Table(NamedTuple):
@@ -28,7 +29,7 @@ def tabulate_condition(condition: statistics.Condition) -> Table:
     """Return the table of a condition: a row for each arm, in the order of the study."""
     metrics = [name for name in ("eval/loss", "eval/accuracy") if any(name in arm.others for arm in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
-    head += [f"minus {condition.reference}", "95 % interval", "p" + " (Holm)" * (condition.together > 1)]
+    head += [f"minus {condition.reference}", "95 % interval", "p" + " (Bonferroni)" * (condition.together > 1)]
     head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
     rows = []
     for arm in condition.arms:
@@ -51,12 +52,10 @@ def _format_difference(difference: statistics.Difference | None) -> list[str]:
     """Return three cells: mean, interval and corrected p of the difference."""
     if difference is None:
         return ["reference", NONE, NONE]
-    mean, p = format_signed(difference.mean), difference.p_corrected
-    if difference.interval is None:
-        short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
-        return [mean, short.get(difference.kind, difference.kind), NONE]
-    interval = " to ".join(map(format_signed, difference.interval))
-    return [mean, interval, "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
+    p = NONE if difference.p_corrected is None else sentences.format_p(difference.p_corrected)
+    short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
+    interval = " to ".join(map(format_signed, difference.interval or ()))
+    return [format_signed(difference.mean), interval or short.get(difference.kind, difference.kind), p]
 
 
 def format_signed(x: float | None) -> str:
@@ -78,7 +77,8 @@ def _write_notes(condition: statistics.Condition) -> list[str]:
     notes = [f"Mean ± sample standard deviation over runs; differences are {pairing}."]
     if condition.together > 1:
         level = f"Bonferroni: {100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} % each"
-        notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p has Holm's correction."
+        notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p is that of one "
+        notes[0] += f"comparison times {condition.together}, at most 1."
     differences = {sentences.quote(arm.name): arm.difference for arm in condition.compared if arm.difference.detectable}
     if differences:
         by_pairs = sorted(differences.values(), key=lambda difference: -difference.n)

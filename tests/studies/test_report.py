@@ -129,7 +129,7 @@ def test_json_has_the_numbers_of_the_study(report_files):
     assert numbers["what"]["versions"] == {"jax": "0.0.1", "scipy": scipy.__version__}
     none, _, asymmetric = numbers["conditions"][0]["arms"]
     difference = none["difference"]
-    assert difference["p_corrected"] == pytest.approx(3 * difference["p"]) and difference["kind"] == "worse"
+    assert difference["p_corrected"] == pytest.approx(4 * difference["p"]) and difference["kind"] == "worse"
     assert asymmetric["difference"] is None and asymmetric["symmetry"]["symmetry"] == pytest.approx(
         [np.tanh(0.5), np.tanh(1.0)]  # the two layers at the last step
     )

@@ -53,10 +53,11 @@ def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     # The intervals are 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2 and 0.05 +- t 0.173205 / 2, with t = 6.5797.
     half = ("0.5000", "0.4731 to 0.5269", "4 seeds")
     text = sentences.describe_condition(condition)
-    high, low = ('"high"', *half, '"up"', "0.2500"), ('"low"', *half, '"down"')
+    high, low = ('"high"', *half), ('"low"', *half)
     near = ("No difference", '"near"', "0.5198 better", "0.6198 worse")
+    flat = ("No spread", '"up" by 0.2500 in every seed', "p = 0.8750 by the sign test", '"down" by -0.2500')  # 7 / 8
     assert has_parts(text, "eval/loss (lower", "Worse", *high, "Better", *low)
-    assert has_parts(text, *near, "Identical", '"same"', "Too few", '"few"')
+    assert has_parts(text, *near, "Identical", '"same"', *flat, "Too few", '"few"')
     assert has_parts(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
     text = sentences.describe_condition(flip_metric(condition))
     assert has_parts(text, "eval/accuracy (higher", "Worse", *low, "Better", *high)
@@ -108,7 +109,13 @@ CASES = {  # (losses of the arm, losses of the reference, parts of the report)
     # 0 +- 3.182446 0.0115470 / 2
     "near": (shift([-0.01, 0.01, -0.01, 0.01]), BASE, ["Equal within 0.02", "0.0184 better", "0.0184 worse"]),
     "same": ([0.0] * 4, [0.0] * 4, ["At the ceiling", '"same" (4 seeds)']),
-    "step": (shift([0.01] * 4), BASE, ["the same small difference in every seed", '"step"', "0.0100"]),
+    "step": (
+        shift([0.01] * 4),
+        BASE,
+        ["the same difference in every seed", '"step" by 0.0100', "p = 0.1250", "sign test"],
+    ),
+    "copies": ([1.5] * 4, BASE, ["Identical runs of the arm", "seed passed on", '"copies" (4 seeds)']),
+    "spread": (BASE, [1.5] * 4, ["Identical runs of the reference", '"spread" (4 seeds)']),
 }
 
 
@@ -119,6 +126,34 @@ def test_sentences_without_a_verdict_on_the_mean(tmp_path, name):
     assert has_parts(sentences.describe_condition(condition), *parts)
     kind = condition.arms[0].difference.kind.replace("the margin", "0.02")
     assert sentences.describe_study([condition]).endswith(f'"{name}": {kind}.')
+
+
+def test_a_verdict_without_an_interval_names_the_sign_test(tmp_path):
+    base = [*BASE, 1.4, 1.0]
+    study = study_folder.make_study(("up", "down", "base"), seeds=range(6), looks=1, correction="study")
+    study_folder.write_losses(tmp_path, "all", {"up": [x + 0.25 for x in base], "down": base, "base": base})
+    (condition,) = study_folder.analyse(tmp_path, study._replace(arms=study.arms[::2]))
+    text = sentences.describe_condition(condition)
+    assert has_parts(text, 'Worse: "up" by 0.2500 in every seed', "no interval; p = 0.0312 by the sign test; 6 seeds")
+    assert tables.tabulate_condition(condition).rows[0][5:8] == ["+0.2500", "no spread", "0.0312"]
+
+
+def test_runs_without_a_partner_are_counted_by_side(tmp_path):
+    losses = {
+        "both": [1.5, 1.6, 1.8, 1.9],
+        "less": [1.5, 1.6, 1.8],
+        "more": [*HIGH, 2.0, 2.1],
+        "few": [1.0],
+        "base": BASE,
+    }
+    study = study_folder.make_study(tuple(losses), seeds=range(6))
+    study_folder.write_losses(tmp_path, "all", losses)
+    (condition,) = study_folder.analyse(tmp_path, study)
+    assert sentences.describe_partners(condition) == [
+        '"less" and "base" are compared by pairs of the same seed, which leaves out 1 run of "base".',
+        '"more" and "base" are compared by pairs of the same seed, which leaves out 2 runs of "more".',
+    ]
+    assert " ".join(sentences.describe_partners(condition)) in sentences.describe_condition(condition)
 
 
 def test_an_interval_without_zero_is_on_one_side(condition):
@@ -216,6 +251,7 @@ def test_the_table_of_a_condition_has_means_differences_and_notes(tmp_path, cond
     full_table = tables.tabulate_condition(condition)
     assert [row[7] for row in full_table.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
     assert "7 comparisons" in full_table.notes[0] and "99.29 % each" in full_table.notes[0]
+    assert "p (Bonferroni)" in full_table.head and "times 7" in full_table.notes[0]
 
 
 def test_the_report_for_a_terminal_is_aligned_and_narrow(tmp_path):

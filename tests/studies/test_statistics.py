@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import study_folder
 from errors import raises
@@ -52,10 +53,10 @@ def test_pairs_are_the_seeds_that_both_have():
         ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small differences that vary
         (ROUNDED.values(), ROUNDED, (SAME, SAME)),
         ([x + 1e-8 for x in ROUNDED.values()], ROUNDED, (SAME, SAME)),
-        ([x + 0.5 for x in ROUNDED.values()], ROUNDED, (WORSE, BETTER)),
+        ([x + 0.5 for x in ROUNDED.values()], ROUNDED, (FLAT, FLAT)),
         ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (FLAT, FLAT)),
-        ([0.25] * 3, dict.fromkeys(range(3), 0.5), (BETTER, WORSE)),
-        ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (BETTER, WORSE)),
+        ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (FLAT, FLAT)),
+        ([5.1, 5.2, 5.3, 5.1, 5.0, 5.4], dict(enumerate([5.0, 5.1, 5.2, 5.0, 4.9, 5.3])), (WORSE, BETTER)),  # sign test
         ((1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0 + 1e-8), (SAME, CEILING)),  # (as a loss, as an accuracy)
         ((0.0, 0.0, 0.0), ZERO, (CEILING, SAME)),
         ((1.0, 2.0), ZERO, (FEW, FEW)),
@@ -67,9 +68,37 @@ def test_the_kind_of_a_difference_follows_the_interval_and_the_direction_of_the_
     loss, accuracy = (compare(arm, reference, better=better) for better in ("less", "more"))
     assert (loss.kind, accuracy.kind) == kinds and loss.n == len(arm)
     constant = loss.n and loss.std is not None and loss.std < 1e-6
-    numbers = (loss.interval, loss.p, loss.detectable)
-    assert [x is not None for x in numbers] == [loss.kind in (WORSE, BETTER, OPEN) and not constant] * 3
+    is_judged = loss.kind in (WORSE, BETTER, OPEN, FLAT)
+    numbers = (loss.interval, loss.detectable, loss.p, loss.p_corrected)
+    assert [x is not None for x in numbers] == [is_judged and not constant] * 2 + [is_judged] * 2
     assert (loss.mean is None, loss.std is None) == (len(arm) == 0, len(arm) < 2)
+
+
+@pytest.mark.parametrize("n, m, kind", [(5, 1, FLAT), (6, 1, WORSE), (6, 2, FLAT), (7, 2, WORSE), (10, 25, WORSE)])
+def test_pairs_with_one_difference_are_judged_by_the_sign_test(n, m, kind):
+    """All n signs agree with probability 2 / 2^n; the values are rounded to two decimals."""
+    reference = dict(enumerate([3.31, 3.29, 3.3, 3.33, 3.28, 3.3, 3.32, 3.31, 3.3, 3.27][:n]))
+    worse = compare([x + 0.02 for x in reference.values()], reference, m=m)
+    assert (worse.kind, worse.interval, worse.detectable) == (kind, None, None)
+    assert worse.p == 2**-n * 2 and worse.p_corrected == m * worse.p
+    better = compare([x - 0.02 for x in reference.values()], reference, m=m)
+    assert better.kind == (BETTER if kind == WORSE else FLAT)
+
+
+def test_the_corrected_p_is_below_5_percent_where_zero_is_outside_the_interval():
+    random, kinds = np.random.default_rng(0), set()
+    for _ in range(300):
+        arm, base = (dict(enumerate(side)) for side in random.normal([[0.7], [0]], 0.3, (2, 5)).tolist())
+        sides = random.normal(0.7, 0.2, 4), random.normal(0, 0.4, 6)
+        for result in (
+            statistics.compare(arm, base, m=6, better="less"),
+            statistics.compare_unpaired(*sides, m=6, better="less"),
+        ):
+            low, high = result.interval
+            assert result.p_corrected == min(1, 6 * result.p)
+            assert (result.p_corrected < 0.05) == (result.kind != OPEN) == (low > 0 or high < 0)
+            kinds.add((result.kind, bool(result.unpaired)))
+    assert kinds == {(OPEN, False), (OPEN, True), (WORSE, False), (WORSE, True)}
 
 
 def test_an_interval_that_ends_at_zero_shows_no_difference():
@@ -87,7 +116,56 @@ def test_equality_needs_the_whole_interval_within_the_margin():
     assert [compare(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
     assert compare(arm, margin=0.0249, m=2).kind == OPEN
     assert [compare([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
-    assert compare([0.1] * 3, margin=0.2).kind == WORSE  # constant differences have no interval
+    assert compare([0.1] * 6, margin=0.2).kind == WORSE  # constant differences have no interval
+
+
+SPREAD = [0.91, 0.94, 0.92, 0.93, 0.95, 0.92]
+IDENTICAL_RUNS = {  # (arm, reference, kind as losses, kind as accuracies)
+    "arm": ([0.5] * 6, SPREAD, "identical runs of the arm", "identical runs of the arm"),
+    "reference": (SPREAD, [0.5] * 6, "identical runs of the reference", "identical runs of the reference"),
+    "both": ([0.25] * 6, [0.5] * 6, "identical runs of both", "identical runs of both"),
+    "rounding": ([0.5, 0.5 + 1e-8, *[0.5] * 4], SPREAD, "identical runs of the arm", "identical runs of the arm"),
+    "best accuracy": ([1.0] * 6, SPREAD, "identical runs of the arm", BETTER),
+    "least value": (SPREAD, [0.0] * 6, WORSE, BETTER),
+    "percent": ([100 * x for x in SPREAD], [100.0] * 6, "identical runs of the reference", WORSE),
+    "two clusters": ([0.5] * 6, [0.1, 0.11, 0.1, 0.9, 0.91, 0.9], *["identical runs of the arm"] * 2),
+    "diverged": ([0.5] * 6, [*SPREAD[:5], None], UNSTABLE, UNSTABLE),
+    "alike": ([0.5] * 6, [0.5] * 6, SAME, SAME),
+}
+
+
+@pytest.mark.parametrize("case", IDENTICAL_RUNS)
+def test_runs_that_are_identical_although_their_seeds_differ_are_never_better_or_worse(tmp_path, case):
+    arm, base, *kinds = IDENTICAL_RUNS[case]
+    for metric, kind in zip(("eval/loss", "eval/accuracy"), kinds, strict=True):
+        study, folder = study_folder.make_study(("arm", "base"), seeds=range(6), metric=metric), tmp_path / metric
+        for name, values in (("arm", arm), ("base", base)):
+            for seed, x in enumerate(values):
+                study_folder.write_run(folder, "all", name, seed, metrics={"eval/loss": x, "eval/accuracy": x})
+        difference = study_folder.analyse(folder, study)[0].compared[0].difference
+        assert difference.kind == kind
+        if kind in statistics.IDENTICAL.values():
+            numbers = ("interval", "p", "p_corrected", "detectable", "rates")
+            assert {getattr(difference, name) for name in numbers} == {None}
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize("unpaired", [False, True])
+def test_intervals_of_accuracies_do_not_leave_their_scale(tmp_path, scale, unpaired):
+    accuracies = {"high": [0.996, 0.998, 0.9], "low": [0.004, 0.002, 0.1], "base": [0.998, 0.91, 0.994]}
+    columns = {"eval/accuracy": (0.0, scale), "eval/accuracy_drop": (0.0, scale), "eval/bleu": statistics.UNLIMITED}
+    for metric, (least, most) in columns.items():
+        runs = []
+        for i, (name, values) in enumerate(accuracies.items()):
+            for seed, x in enumerate(values):
+                summary = {metric: scale * x, "better": {metric.rpartition("/")[2]: "more"}}
+                runs.append(study_runs.Run("all", name, seed + 10 * i * unpaired, 1, summary, rows=[]))
+        study = study_folder.make_study((*accuracies,), seeds=() if unpaired else (0, 1, 2), metric=metric)
+        (condition,) = statistics.analyse(study, runs)
+        ends = np.array([arm.difference.interval for arm in condition.compared]) + condition.base.mean
+        assert (ends[:, 0] >= least - 1e-9).all() and (ends[:, 1] <= most + 1e-9).all()
+        assert (ends.min() < 0 and ends.max() > scale) == (least < 0)  # without limits, they would leave it
+        assert [arm.difference.kind for arm in condition.compared] == [OPEN, WORSE]
 
 
 def threshold_step(*curves, reference=(), m=1):
@@ -114,14 +192,14 @@ def test_the_median_step_to_a_threshold_and_its_paired_difference():
     assert threshold_step(curves_by_step[200], curves_by_step[300], reference=base).interval is None
 
 
-def test_p_has_holms_correction_over_the_whole_study(tmp_path):
+def test_p_is_multiplied_by_all_comparisons_and_looks_of_the_study(tmp_path):
     study = study_folder.make_study(("a", "b", "base"), conditions=("x", "y"), seeds=(0, 1, 2), looks=2)
     study_folder.write_losses(tmp_path, "x", {"a": [1.0, 1.1, 1.3], "b": [3.0, 3.11, 3.2], "base": [1.0, 1.1, 1.2]})
     study_folder.write_losses(tmp_path, "y", {"a": [1.4, 1.53, 1.6], "base": [1.0, 1.1, 1.2]})
     (x, y) = study_folder.analyse(tmp_path, study)
     a, b, c = (arm.difference for arm in (*x.compared, y.compared[0]))
     assert b.p < c.p < a.p and x.comparisons == y.comparisons == 4 and y.compared[1].difference.p_corrected is None
-    assert [b.p_corrected, c.p_corrected, a.p_corrected] == pytest.approx([2 * 4 * b.p, 2 * 3 * c.p, 1])
+    assert [b.p_corrected, c.p_corrected, a.p_corrected] == pytest.approx([8 * b.p, 8 * c.p, 1])
     assert b.interval == compare([2.0, 2.01, 2.0], m=8).interval == pytest.approx(b.interval)
 
 

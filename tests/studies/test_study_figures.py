@@ -90,13 +90,13 @@ def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(
 
 def test_differences_show_seeds_mean_and_interval(tmp_path):
     study = study_folder.make_study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
-    study_folder.write_losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
+    study_folder.write_losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.1, 1.0]})
     condition = statistics.analyse(study, study_runs.load(tmp_path, study))[0]
     drawing, caption = draw("differences", tmp_path, study)
     (panel,) = drawing.axes
     interval, mean, seeds = find_means(panel, styles.COLOURS[0])
     assert (tuple(interval.get_xdata()), interval.get_ydata()[0]) == (condition.arms[0].difference.interval, 0)
-    assert mean.get_xdata() == pytest.approx([1.2]) and seeds.get_xdata() == pytest.approx([1.1, 1.2, 1.3])
+    assert mean.get_xdata() == pytest.approx([3.5 / 3]) and seeds.get_xdata() == pytest.approx([1.1, 1.1, 1.3])
     assert len(find_means(panel, styles.COLOURS[1])) == 2  # one pair has no interval
     assert [label.get_text() for label in panel.get_yticklabels()] == ["tied (n = 3)", "few (n = 1)"]
     assert "left of the line: better" in panel.get_xlabel() and "2 comparisons" in caption
