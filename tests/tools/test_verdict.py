@@ -236,7 +236,7 @@ def test_a_table_of_another_form_is_read_as_the_long_one_and_says_so(tmp_path, c
 
 @pytest.mark.parametrize("state", ["crashed", "Failed", "killed", "diverged_at"])
 def test_a_run_that_failed_is_diverged_and_a_missing_one_is_not(tmp_path, capsys, state):
-    cells = {"crashed": "72,crashed", "Failed": ",Failed", "killed": "72,killed", "diverged_at": "72,300"}[state]
+    cells = {"crashed": "72,crashed", "Failed": ",Failed", "killed": "72,killed", "diverged_at": ",300"}[state]
     text = LONG.replace("\n", ",\n" if state == "diverged_at" else ",done\n")
     text = re.sub("y,(done)?\n", f"y,{'diverged_at' if state == 'diverged_at' else 'status'}\n", text)
     (tmp_path / "results.csv").write_text(f"{text}ours,3,{cells}\n")
