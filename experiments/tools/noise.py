@@ -25,7 +25,6 @@ HELP = {
     "config": "The config file.",
     "runs": "The number of runs, at least three.",
     "metric": "The metric whose final values are measured.",
-    "set": "A changed setting, such as train.steps=100. Repeat the flag for several.",
     "workdir": "The folder of the runs, new or to resume. Default: runs/<config>/<time>.",
 }
 
@@ -57,11 +56,8 @@ def run(
 ) -> Noise:
     """Train the runs, and print and return their noise. Raises UserError if fewer than three have a finite metric."""
     commands.require("--config=FILE", config)
-    errors.refuse(
-        (runs < inference.FEWEST, f"--runs={runs} must be at least {inference.FEWEST}"),
-        *(("=" not in text, f"--set={text} must have the form --set=train.steps=100") for text in set),
-    )
-    changes = dict(text.split("=", 1) for text in set) | {"study.metric": metric, "study.keep_weights": False}
+    errors.refuse((runs < inference.FEWEST, f"--runs={runs} must be at least {inference.FEWEST}"))
+    changes = commands.parse_changes(set) | {"study.metric": metric, "study.keep_weights": False}
     result = launch.sweep(config, {"seed": range(runs)}, workdir or None, device=device, **changes)
     values = [*result.summary["conditions"][0]["arms"][0]["values"].values()]
     few = f"{len(values)} of {runs} runs have a finite {metric}, and the SD needs {inference.FEWEST}"
