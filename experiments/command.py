@@ -29,6 +29,7 @@ HELP = {  # of the arguments that most tools have
     "checkpoint": "The model: a run's folder, or a published model's folder or file.",
     "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
     "device": "The required device: any, cpu, gpu or tpu.",
+    "set": "A changed setting, such as train.steps=100. Repeat the flag for several.",
     "workdir": "A folder for the output. Without it nothing is written.",
     "file": "The inputs: a file with a text per line, a table (--field), an image, or a folder of texts or of images.",
     "field": "The column of a table with the texts; text,label: also the column with the labels.",
@@ -188,6 +189,12 @@ def require(example: str, value: Path) -> None:
     """Raise UserError if the value of the flag in this example is empty."""
     if not str(value):
         raise errors.UserError(f"{example.partition('=')[0]} is missing. Add it to the command, such as {example}.")
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """Return the settings of --set=KEY=VALUE as {key: text}. Raises UserError for another form."""
+    errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=train.steps=100") for text in texts))
+    return dict(text.split("=", 1) for text in texts)
 
 
 def exit_code(action: Callable[[], Any]) -> int:
