@@ -107,7 +107,7 @@ def list_facts(folder: pathlib.Path, settings: configs.Settings, study: studies.
 def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
     """Analyse the finished runs of a folder. Raises UserError if a run is unreadable or lacks the metric."""
     finished, past = study_runs.load(folder, study), plan.read(folder, study.also)
-    conditions = statistics.analyse(study, finished, past)
+    conditions = statistics.analyse(study, finished, past, tuning.pool_variances(tuning.read(folder, study)))
     return Analysis(finished, conditions, past, scaling.families(conditions))
 
 

@@ -4,6 +4,7 @@ Pure functions of the numbers in statistics.py; tables.py formats the same numbe
 found, the sentence states the interval, because few seeds rarely show a difference that exists.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from experiments.studies import inference, plan, statistics, study as studies
@@ -127,7 +128,7 @@ def describe_condition(condition: statistics.Condition) -> str:
     if intervals := [arm.difference for arm in condition.compared if arm.difference.interval]:
         kinds = dict.fromkeys(UNPAIRED if difference.unpaired else PAIRED for difference in intervals)
         hold = f" They hold at 95 % for {describe_family(condition)} (Bonferroni)." if condition.together > 1 else ""
-        sentences.append(f"Intervals are {', or '.join(kinds)}.{hold}")
+        sentences.append(f"Intervals are {', or '.join(kinds)}.{hold}{describe_tuning(condition, intervals)}")
     sentences += [*describe_mismatches(condition), *describe_partners(condition)]
     diverged = []
     for arm in condition.arms:
@@ -139,6 +140,19 @@ def describe_condition(condition: statistics.Condition) -> str:
     sentences += [f"Excluded from the means, which flatters an arm: {', '.join(diverged)}."] if diverged else []
     sentences += [f"Not finished yet: {'; '.join(missing)}."] if missing else []
     return " ".join(sentences)
+
+
+def describe_tuning(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
+    """Return ' They include the chance in tuning, ...', with its share of the variance; '' if nothing was tuned."""
+    if condition.tuning_variance is None:
+        return " They leave out the chance in tuning, which one tuning seed cannot show."
+    extra = 2 * condition.tuning_variance
+    shares = [extra / (extra + x.std**2 / x.n) for x in differences if x.std is not None]
+    if not extra or not shares:
+        return ""
+    std = format_number(math.sqrt(condition.tuning_variance))
+    share = f"{min(shares):.0%}" if len(shares) == 1 else f"{min(shares):.0%} to {max(shares):.0%}"
+    return f" They include the chance in tuning: an SD of {std} for each arm, {share} of the variance of a difference."
 
 
 def describe_mismatches(condition: statistics.Condition) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from experiments.studies import inference, plan, runs as study_runs, study as studies
 
@@ -118,6 +117,9 @@ class Condition:
     margin: float  # the largest difference that counts as equal; 0: equality is never claimed
     baseline: dict[str, float]  # metric -> its value without training
     guess: dict[str, str]  # metric -> how its baseline guesses
+    tuning_variance: (
+        float | None
+    )  # of an arm's mean, by the choice of its settings; None: one tuning seed; 0: no tuning
     reference: str
     arms: list[Arm]
 
@@ -137,8 +139,16 @@ class Condition:
         return self.comparisons * self.looks
 
 
-def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
-    """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric."""
+def analyse(
+    study: studies.Study,
+    runs: Sequence[study_runs.Run],
+    past: plan.Past = plan.NOTHING,
+    tuning_variances: Mapping[str, float | None] = {},
+) -> list[Condition]:
+    """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric.
+
+    tuning_variances: condition -> its tuning_variance.
+    """
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
         condition_runs = [run for run in runs if run.condition == entry.name]
@@ -155,6 +165,7 @@ def analyse(study: studies.Study, runs: Sequence[study_runs.Run], past: plan.Pas
             looks=study.looks,
             baseline=baseline,
             guess=dict(itertools.chain(*(run.summary.get("guess", {}).items() for run in condition_runs))),
+            tuning_variance=tuning_variances.get(entry.name, 0.0),
             reference=study.reference,
             arms=[],
         )
@@ -236,11 +247,13 @@ def compare(
     better: str,
     margin: float = 0.0,
     limits: tuple[float, float] = UNLIMITED,
+    extra: float = 0.0,
 ) -> Difference:
     """Compare over the seeds that both sides have, with an interval at level 1 - 0.05/m.
 
     If all pairs have the same difference, t has no spread. Then the sign test decides, with p = 2 / 2^n. limits: the
-    smallest and the largest possible value, at which the mean of the reference plus the interval ends.
+    smallest and the largest possible value, at which the mean of the reference plus the interval ends. extra: the
+    variance of the difference that comes from the choice of settings.
     """
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
@@ -251,9 +264,9 @@ def compare(
     rounding = ROUNDING * np.abs(every).max()
     is_same = bool(np.abs(difference_I).max() <= rounding)
     if np.ptp(difference_I) > rounding and not is_same:
-        result.interval = tuple(map(float, inference.interval(difference_I, m)))
-        result.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
-        result.detectable = inference.detectable(result.n, m) * result.std
+        result.interval = tuple(map(float, inference.interval(difference_I, m, extra)))
+        result.p = float(inference.p_value(difference_I, extra))
+        result.detectable = inference.detectable(result.n, m) * math.sqrt(result.std**2 + result.n * extra)
     elif not is_same:
         result.p = 2 * 0.5**result.n
     if min(np.ptp(value_I), np.ptp(base_I)) > rounding and not is_same:
@@ -330,7 +343,7 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
         result = compare_unpaired(values.values(), base.values(), **options)
         shared = min(len(arm), len(reference))
     else:
-        result = compare(values, base, **options)
+        result = compare(values, base, **options, extra=2 * (condition.tuning_variance or 0.0))
     diverged = [len(runs) - len(ended) for runs, ended in zip((arm, reference), sides, strict=True)]
     middles = [inference.plateau(list(ended.values())) for ended in sides]
     constant = tuple(_is_constant(list(ended.values()), condition.better) for ended in sides)

@@ -14,9 +14,10 @@ import numpy as np
 
 from experiments.config import errors
 from experiments.folder import records
-from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
+from experiments.studies import figures as study_figures, inference, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
+SAMPLES = 200  # bootstrap samples of the tuning seeds
 RATE = "optim.learning_rate"  # the setting that is interpolated
 
 
@@ -42,13 +43,20 @@ class Tuned(NamedTuple):
     best: Point
     edges: list[str]  # numeric settings whose best value is the smallest or largest of the grid
     chosen: dict[str, Any]  # those of the best point; the learning rate is interpolated
+    variance: float | None  # of the arm's mean, by the choice: `estimate_variance`
     kept: str = ""  # why the learning rate is not interpolated, apart from an end of the grid
 
     def record(self) -> dict[str, Any]:
         """Return the entry of "tuned" in report.json."""
         tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
         place = {"condition": self.condition, "arm": self.arm}
-        return place | {"chosen": self.chosen, "at_the_end": self.edges, "not_interpolated": self.kept, "tried": tried}
+        return place | {
+            "chosen": self.chosen,
+            "at_the_end": self.edges,
+            "not_interpolated": self.kept,
+            "variance": self.variance,
+            "tried": tried,
+        }
 
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
@@ -89,7 +97,7 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
         if min(len(point.metric) for point in points) < len(study.tune_seeds):
             continue
         sign = 1 if runs.choose_best(metric, finished.values()).better == "less" else -1
-        best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
+        best = _find_best(points, sign)
         if best.mean is None:
             place = f"condition {condition.name}, arm {arm.name}"
             raise errors.RunError(f"{place}: with each value of {studies.TUNE}, a seed diverged. Choose other values.")
@@ -98,8 +106,53 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
         values, kept = interpolate(points, best, sign)
         if values != best.values and _has_run(folder, study, f"{condition.name}/{arm.name}", best.values[RATE]):
             values, kept = best.values, "runs with the tried rate exist"
-        tuned.append(Tuned(condition.name, arm.name, points, best, edges, values, kept))
+        variance = estimate_variance(points, sign)
+        tuned.append(Tuned(condition.name, arm.name, points, best, edges, values, variance, kept))
     return tuned
+
+
+def _find_best(points: Sequence[Point], sign: int) -> Point:
+    return min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
+
+
+def estimate_variance(points: Sequence[Point], sign: int = 1) -> float | None:
+    """Return the variance of an arm's mean that comes from its choice; None if it has one tuning seed.
+
+    The choice is repeated over bootstrap samples of the n tuning seeds, and each chosen rate has the loss of the mean
+    curve, linear in log(rate) between the tried ones. The variance of this loss is multiplied by n / (n - 1), because
+    a sample of n seeds varies by (n - 1) / n as much as its source.
+    """
+    seeds, finite = [*points[0].metric], [point for point in points if point.mean is not None]
+    if len(seeds) < 2:
+        return None
+    losses = []
+    for index_I in inference.resamples([len(seeds)], SAMPLES)[0]:
+        drawn = [point._replace(metric=dict(enumerate(point.metric[seeds[i]] for i in index_I))) for point in finite]
+        best = _find_best(drawn, sign)
+        values, _ = interpolate(drawn, best, sign)
+        losses.append(_read_curve(_line(finite, best, RATE), values))
+    return float(np.var(losses)) * len(seeds) / (len(seeds) - 1)
+
+
+def _read_curve(line: Sequence[Point], values: dict[str, Any]) -> float:
+    """Return the mean at these values, which a point of the line has, or which differ in the rate only."""
+    means = {point.values.get(RATE): point.mean for point in line}
+    if (rate := values.get(RATE)) in means:
+        return means[rate]
+    rates = sorted(means)
+    return float(np.interp(math.log(rate), np.log(rates), [means[x] for x in rates]))
+
+
+def pool_variances(tuned: Sequence[Tuned]) -> dict[str, float | None]:
+    """Return condition -> the mean of `estimate_variance` over its arms; None if they have one tuning seed.
+
+    A single arm's estimate from three seeds varies too much: in docs/false_verdicts.py, the mean keeps the level.
+    """
+    variances: dict[str, list[float | None]] = {}
+    for choice in tuned:
+        if len(choice.points) > 1:
+            variances.setdefault(choice.condition, []).append(choice.variance)
+    return {name: None if None in values else sum(values) / len(values) for name, values in variances.items()}
 
 
 def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[dict[str, Any], str]:

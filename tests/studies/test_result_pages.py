@@ -119,3 +119,8 @@ def test_positions_has_five_kinds_three_widths_ten_seeds_and_warm_ups_of_a_tenth
     assert len(study.arms) == 9 and study.arms[-1][0] == "rotary" and len(study.seeds) == 10
     assert {changes["model.D"] for _, changes in study.conditions} == {32, 64, 128}
     assert all(10 * x["optim.warmup_steps"] == x["train.steps"] for _, x in study.conditions)
+
+
+def test_studies_that_add_the_variance_by_tuning_keep_their_level():
+    simulate = runpy.run_path(str(ROOT / "docs" / "false_verdicts.py"))["simulate"]
+    assert simulate(0.01, 3, True, True) < 0.05 < 0.1 < simulate(0.01, 3, True) < simulate(0.01, 1, False)

@@ -9,7 +9,7 @@ from errors import raises
 from scipy import stats
 
 from experiments.config import errors
-from experiments.studies import inference, runs as study_runs, statistics
+from experiments.studies import inference, runs as study_runs, sentences, statistics
 from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, FLAT, OPEN, SAME, STUCK, UNSTABLE, WORSE
 
 ZERO = dict.fromkeys(range(9), 0.0)
@@ -311,3 +311,30 @@ def test_curves_are_stacked_at_the_steps_that_all_have():
     assert step_I.tolist() == [0, 20] and value_RI.tolist() == [[1.0, 3.0], [4.0, 5.0]]
     step_I, value_RI = study_runs.stack([])
     assert len(step_I) == 0 and value_RI.shape == (0, 0)
+
+
+def test_the_variance_by_tuning_widens_the_interval_and_its_share_is_stated():
+    arm, reference = {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.1}, dict.fromkeys(range(4), 0.0)
+    plain, wide = (statistics.compare(arm, reference, m=2, better="less", extra=extra) for extra in (0.0, 0.04))
+    error = math.sqrt(plain.std**2 / 4 + 0.04)
+    half = stats.t.isf(0.0125, 3) * error
+    assert wide.interval == pytest.approx((plain.mean - half, plain.mean + half))
+    assert wide.p == pytest.approx(2 * stats.t.sf(plain.mean / error, 3)) and plain.p < wide.p
+    assert wide.detectable == pytest.approx(plain.detectable * error / (plain.std / 2))
+    design = study_folder.make_study(["arm", "base"], seeds=[*range(4)])
+    runs = [
+        study_runs.Run("all", name, seed, 1, {"eval/loss": x, "better": {"loss": "less"}}, [])
+        for name, losses in (("arm", arm), ("base", {0: 0.1, 1: 0.0, 2: 0.2, 3: 0.4}))
+        for seed, x in losses.items()
+    ]
+    widths = []
+    for variance, phrase in (
+        (0.02, "an SD of 0.1414 for each arm, "),
+        (None, "which one tuning seed cannot show."),
+        (0.0, ""),
+    ):
+        (condition,) = statistics.analyse(design, runs, tuning_variances={"all": variance})
+        text = sentences.describe_condition(condition)
+        assert phrase in text and ("the chance in tuning" in text) == bool(phrase)
+        widths.append(np.ptp(condition.compared[0].difference.interval))
+    assert widths[0] > 1.1 * widths[1] == 1.1 * widths[2]

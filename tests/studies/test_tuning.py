@@ -116,7 +116,7 @@ def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
     assert len({arm.name for arm in tuning.trials(design).arms}) == 6
     assert not any("study.tune" in arm.changes for arm in tuning.trials(design).arms)
     points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(design, "own")]
-    choice = tuning.Tuned(design.conditions[0].name, "own", points, points[0], [], points[0].values)
+    choice = tuning.Tuned(design.conditions[0].name, "own", points, points[0], [], points[0].values, None)
     (figure,) = tuning.draw(tmp_path, design, [choice])
     assert figure.file.is_file()
 
@@ -208,6 +208,44 @@ def test_an_arm_whose_runs_have_the_rate_of_the_grid_keeps_it(tmp_path):
     assert (tied.chosen[tuning.RATE], tied.kept) == (0.2, "runs with the tried rate exist")
     assert tied.record()["not_interpolated"] == tied.kept and "= 0.2" in str(tied)
     assert not usual.kept and "tied (runs with the tried rate exist)" in tuning.table([tied, usual]).notes[-1]
+
+
+def test_the_variance_by_tuning_is_that_of_the_choice_over_resampled_seeds():
+    """Of the four samples of two seeds, one chooses the rate with the mean 2.0 and three that with 1.5."""
+    points = [
+        tuning.Point({tuning.RATE: rate}, dict(zip((8, 9), x, strict=True))) for rate, x in ((1, (1, 3)), (2, (2, 1)))
+    ]
+    diverged = tuning.Point({tuning.RATE: 4}, {8: 0.0, 9: None})  # never chosen
+    expected = 2 * 0.25 * 0.75 * 0.5**2
+    for sign in (1, -1):
+        signed = [point._replace(metric={seed: sign * x for seed, x in point.metric.items()}) for point in points]
+        assert tuning.estimate_variance([*signed, diverged], sign) == pytest.approx(expected, rel=0.15)
+    assert tuning.estimate_variance([point._replace(metric={8: 1.0}) for point in points]) is None
+    curve = [
+        tuning.Point({tuning.RATE: 2.0**k}, {seed: (k - at) ** 2 for seed, at in ((8, 1.0), (9, 1.0))})
+        for k in range(3)
+    ]
+    assert tuning.estimate_variance(curve) == 0
+    shifted = [
+        tuning.Point({tuning.RATE: 2.0**k}, {seed: (k - at) ** 2 for seed, at in ((8, 0.8), (9, 1.2))})
+        for k in range(3)
+    ]
+    rises = 0.04 * (1.04 - 0.04) / 0.2  # at 0.2 from the vertex, on the chord between 0.04 and 1.04
+    assert tuning.estimate_variance(shifted) == pytest.approx(2 * 0.25 * rises**2, rel=0.15)
+
+
+def test_variances_are_means_over_the_arms_that_had_a_choice():
+    points = make_points({0.1: 1.0, 0.2: 2.0})
+    choices = [
+        tuning.Tuned(condition, "arm", tried, tried[0], [], {}, variance)
+        for condition, tried, variance in (
+            ("a", points, 1.0),
+            ("a", points, 3.0),
+            ("a", points[:1], 0.0),
+            ("b", points, None),
+        )
+    ]
+    assert tuning.pool_variances(choices) == {"a": 2.0, "b": None}
 
 
 def set_tuning(folder, losses_of_arms):
