@@ -47,9 +47,10 @@ FIELDS: dict[str, Any] = {
         "score": (
             "asymmetric",
             "how tokens become queries and keys: none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, "
-            "pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, "
-            "asymmetric_qknorm, constant (tfm/attention/score.py). With the suffix _noself, as in tied_noself, a token "
-            "attends to itself only if it may attend to no other",
+            "pairwise_sym, sym_plus_skew, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, "
+            "asymmetric_qknorm, constant (tfm/attention/score.py). sym_plus_skew:4 has a skew part of rank 4; the "
+            "default is 2. With the suffix _noself, as in tied_noself, a token attends to itself only if it may attend "
+            "to no other",
         ),
         "weights": (
             "softmax",

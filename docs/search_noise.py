@@ -1,9 +1,10 @@
-"""Replay searches on the losses of configs/search_noise.py: print the table of docs/search_noise.md, draw its figure.
+"""Replay searches on the losses of configs/search_noise.py: print the tables of docs/search_noise.md, draw its figure.
 
+python docs/search_noise.py                  # only the searches with simulated losses
 python docs/search_noise.py STUDY [FIGURE]
 
 STUDY: the folder of the study, with report.json. FIGURE: the file to write. Default: docs/search_noise.png.
-Arrays: O orders of the losses, E edits (loss 0 is the start's), I runs of an edit, R runs of the study.
+Arrays: O orders of the losses, E edits (loss 0 is the start's), I runs of an edit, R runs of the study, S sizes.
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 
 import numpy as np
 from matplotlib import figure
+from scipy import stats
 
 from experiments.figures import plots
 from experiments.studies import inference
@@ -26,6 +28,15 @@ GAINS = {  # the true gains of some of the edits, and of each other edit
     "ten of 0.01, ninety harm by 0.005": ([0.01] * 10, -0.005),
     "ten of 0.03": ([0.03] * 10, 0.0),
     "the speedrun's ten": (SPEEDRUN, 0.0),
+}
+SD = 0.0108  # of the 101 losses
+SIMULATED = {  # rule -> runs of an edit in the screen, and after it; 0: there is no such stage
+    "keep if better": (1, 0),
+    "keep if the mean of 6 is better": (6, 0),
+    "verdict on every edit": (0, 10),
+    "screen, then verdict": (1, 10),
+    "screen, then verdict, 18 seeds": (1, 18),
+    "screen all, then one verdict": (1, 10),
 }
 
 
@@ -74,6 +85,62 @@ def tabulate(loss_R: np.ndarray, scenario: str, rule: str) -> str:
     return f"| {' | '.join(cells)} | {100 * survive_O.mean():.0f} |"
 
 
+def is_below(difference_OI: np.ndarray, m_O: np.ndarray) -> np.ndarray:
+    """Return whether the interval of each mean, at its own level 1 - 0.05/m, is below 0."""
+    n = difference_OI.shape[1]
+    t_O = difference_OI.mean(1) / difference_OI.std(1, ddof=1) * math.sqrt(n)
+    return t_O < -stats.t.isf((1 - inference.LEVEL) / 2 / np.maximum(m_O, 1), n - 1)
+
+
+def search(gain_OE: np.ndarray, screen: int, runs: int, at_once: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Simulate searches with normal losses. Return kept_OE, and the number of runs of each search.
+
+    screen: runs of an edit in the screen, which it passes if their mean is below that of the best so far. runs: fresh
+    runs of an edit that passed, for the verdict. 0: no such stage. In a sequence, the k-th verdict is at the level
+    0.05/(k looks). at_once: all edits are compared with the start, and K verdicts are at 0.05/K.
+    """
+    draw, (O, E), looks = np.random.default_rng(3), gain_OE.shape, count_looks(gain_OE.shape[1])
+    screen_OE = draw.normal(0, SD / math.sqrt(screen or 1), (O, E + 1))
+    best_O, best_OI, true_O, count_O = screen_OE[:, 0], draw.normal(0, SD, (O, runs)), np.zeros(O), np.zeros(O)
+    kept, passed_OE = [], screen_OE[:, 1:] - gain_OE < best_O[:, None]
+    for k in range(E):
+        value_O, value_OI = screen_OE[:, k + 1] - true_O - gain_OE[:, k], draw.normal(0, SD, (O, runs))
+        value_OI -= (true_O + gain_OE[:, k])[:, None]
+        passed_O = (value_O < best_O) if screen else np.ones(O, bool)
+        count_O += passed_O
+        m_O = passed_OE.sum(1) if at_once else count_O * looks
+        kept.append(passed_O & is_below(value_OI - best_OI, m_O) if runs else passed_O)
+        if not at_once:
+            best_O, best_OI = np.where(kept[-1], value_O, best_O), np.where(kept[-1][:, None], value_OI, best_OI)
+            true_O = true_O + kept[-1] * gain_OE[:, k]
+    return np.stack(kept, 1), (E + 1) * screen + (count_O + 1) * runs
+
+
+def simulate(scenario: str, rule: str) -> str:
+    """Return a row of the table of simulated searches."""
+    (gains, other), (screen, runs) = GAINS[scenario], SIMULATED[rule]
+    gains = np.tile([*gains, *[other] * (EDITS - len(gains))], (ORDERS, 1))
+    gain_OE = np.random.default_rng(1).permuted(gains, axis=1)
+    kept_OE, runs_O = search(gain_OE, screen, runs, at_once="all" in rule)
+    false_O, found_O = (kept_OE & (gain_OE <= 0)).sum(1), (kept_OE & (gain_OE > 0)).sum(1)
+    cells = [scenario, rule, f"{runs_O.mean():,.0f}", f"{false_O.mean():.2f}", f"{100 * (false_O > 0).mean():.1f}"]
+    return f"| {' | '.join(cells)} | {found_O.mean():.2f} of {(gain_OE > 0).sum(1).mean():.0f} |"
+
+
+def simulate_gate(sizes: int) -> str:
+    """Return how many null edits pass a gate: one run at each of S sizes, all better than the runs of the best."""
+    loss_OES = np.random.default_rng(4).normal(size=(ORDERS, EDITS + 1, sizes))
+    best_OS, count_O, first = loss_OES[:, 0], np.zeros(ORDERS), 0.0
+    for k in range(1, EDITS + 1):
+        passed_O = (loss_OES[:, k] < best_OS).all(1)
+        best_OS, count_O = np.where(passed_O[:, None], loss_OES[:, k], best_OS), count_O + passed_O
+        first = first or passed_O.mean()
+    searches = 100 * (count_O > 0).mean()
+    return f"gate of {sizes} sizes: {100 * first:.1f} % of first null edits pass, {count_O.mean():.2f} of {EDITS}, " + (
+        f"at least one in {searches:.0f} % of searches"
+    )
+
+
 def describe_real_edit(edit_R: np.ndarray, start_R: np.ndarray) -> str:
     """Return how often each rule keeps a real edit, whose runs have the seeds of the start's."""
     difference_R, one = edit_R - start_R, 100 * np.mean(edit_R[:, None] < start_R)
@@ -110,8 +177,12 @@ def draw_figure(loss_R: np.ndarray, file: pathlib.Path) -> str:
     return f"the real order, {results[0]}"
 
 
-def main(folder: str, file: str = "docs/search_noise.png") -> None:
-    """Print everything, and draw the figure."""
+def main(folder: str = "", file: str = "docs/search_noise.png") -> None:
+    """Print everything, and draw the figure; without a folder, only what is simulated."""
+    print("\n".join(simulate(scenario, rule) for scenario in (*GAINS,)[:4] for rule in SIMULATED))
+    print("\n".join(map(simulate_gate, (1, 2, 4))))
+    if not folder:
+        return
     report = json.loads(pathlib.Path(folder, "report.json").read_text(encoding="utf-8"))
     half_R, start_R = (np.array([*arm["values"].values()]) for arm in report["conditions"][0]["arms"])
     print(f"{len(start_R)} runs: mean {start_R.mean():.4f}, SD {start_R.std(ddof=1):.4f}")

@@ -5,8 +5,9 @@ import io
 import os
 import pathlib
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -28,6 +29,7 @@ HELP = {  # of the arguments that most tools have
     "checkpoint": "The model: a run's folder, or a published model's folder or file.",
     "trust": "Your code that the run's config names, such as my_file:my_score. It will be executed.",
     "device": "The required device: any, cpu, gpu or tpu.",
+    "set": "A changed setting, such as train.steps=100. Repeat the flag for several.",
     "workdir": "A folder for the output. Without it nothing is written.",
     "file": "The inputs: a file with a text per line, a table (--field), an image, or a folder of texts or of images.",
     "field": "The column of a table with the texts; text,label: also the column with the labels.",
@@ -65,13 +67,46 @@ def save(text: str, file: pathlib.Path | None) -> None:
         disk.write_new(file, f"{text}\n".encode())
 
 
-def output_table(output: Path) -> pathlib.Path | None:
-    """Return the path of a new CSV file, or None for ''. Raises UserError if it exists or does not end in .csv."""
-    if not str(output):
+def new_file(path: Path, flag: str, *ends: str) -> pathlib.Path | None:
+    """Return the path of a new file, or None for ''. Raises UserError if it exists or has another ending."""
+    if not str(path):
         return None
-    file = pathlib.Path(output).expanduser()
-    errors.refuse((file.suffix != ".csv", f"--output = {output} must be a file that ends in .csv"))
-    return disk.check_new(file, "--output", is_file=True)
+    file = pathlib.Path(path).expanduser()
+    errors.refuse((file.suffix not in ends, f"{flag} = {path} must be a file that ends in {', '.join(ends)}"))
+    return disk.check_new(file, flag, is_file=True)
+
+
+class Files(NamedTuple):
+    """The new files of a tool; None for those that are not requested."""
+
+    text: pathlib.Path | None
+    table: pathlib.Path | None
+    figure: pathlib.Path | None
+
+
+def check_files(workdir: Path, name: str, table: Path, figure: Path = "") -> Files:
+    """Return the files workdir/name, --output (a CSV file) and --figure. Raises UserError as `new_file` does."""
+    pictures = ".png", ".svg", ".pdf"
+    return Files(output(workdir, name), new_file(table, "--output", ".csv"), new_file(figure, "--figure", *pictures))
+
+
+def finish(
+    files: Files,
+    lines: Sequence[str],
+    table: Callable[[], tuple[Sequence[str], Sequence[Sequence]]],
+    draw: Callable[[pathlib.Path], pathlib.Path] | None = None,
+) -> str:
+    """Write the requested files, print the lines with one for each file, and return them.
+
+    table: returns the header and the rows of the CSV file. draw: writes the figure into a file.
+    """
+    lines = list(lines)
+    if files.table:
+        lines.append(save_table(files.table, *table()))
+    if draw and files.figure:
+        with disk.writing(files.figure):
+            lines.append(f"wrote {draw(files.figure)}")
+    return report("\n".join(lines), files.text)
 
 
 def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
@@ -115,7 +150,7 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, position
         default = "" if parameter.default is parameter.empty else parameter.default
         DEFINE[type(default)](name, default, (HELP | help)[name], flag_values=values)
     if "--help" in argv:
-        print(f"{inspect.getmodule(tool).__doc__}\n{values.get_help()}")
+        print(f"{inspect.getmodule(tool).__doc__}\n{describe_flags(parameters, HELP | help)}")
         sys.exit(0)
     try:
         extra = values(argv)[1:]
@@ -126,10 +161,40 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, position
     return values.flag_values_dict() | ({positional: extra} if positional else {})
 
 
+def describe_flags(parameters: Mapping[str, inspect.Parameter], help: Mapping[str, str]) -> str:
+    """Return a line for each flag, with its default: those of this tool in its order, then those that most tools have.
+
+    help: the texts by flag.
+    """
+    own = [name for name in parameters if help[name] != HELP.get(name)]
+    groups = {
+        "Flags of this tool:": own,
+        "Flags that most tools have:": [name for name in parameters if name not in own],
+    }
+    lines = []
+    for title, names in groups.items():
+        lines += ["", title] * bool(names)
+        for name in names:
+            default = parameters[name].default
+            form = f"  --[no]{name}" if isinstance(default, bool) else f"  --{name}"
+            unsaid = default in ("", ()) or default is False or default is inspect.Parameter.empty
+            end = "" if unsaid else f" Default: {default}."
+            end += " Repeat it for several." if default == () else ""
+            text = f"{form}: {help[name]}{end}"
+            lines += textwrap.wrap(text, 100, subsequent_indent=" " * 6)
+    return "\n".join(lines[1:])
+
+
 def require(example: str, value: Path) -> None:
     """Raise UserError if the value of the flag in this example is empty."""
     if not str(value):
         raise errors.UserError(f"{example.partition('=')[0]} is missing. Add it to the command, such as {example}.")
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """Return the settings of --set=KEY=VALUE as {key: text}. Raises UserError for another form."""
+    errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=train.steps=100") for text in texts))
+    return dict(text.split("=", 1) for text in texts)
 
 
 def exit_code(action: Callable[[], Any]) -> int:

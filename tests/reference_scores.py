@@ -77,6 +77,15 @@ def pairwise_sym(X_key, X_query, *, U, P, h, b=None) -> np.ndarray:
     return pairwise(X_key, X_query, U=U, P=symmetric, h=h, b=b)
 
 
+def sym_plus_skew(X_key, X_query, *, U, h, b=None) -> np.ndarray:
+    """u(n') . u(n), and of the last two rows a and b of U: a(n) b(n') - b(n) a(n')."""
+
+    def logit(q: list, k: list) -> float:
+        return dot(q[:-2], k[:-2]) + q[-2] * k[-1] - q[-1] * k[-2]
+
+    return tabulated(logit, reference.affine(U, X_key, b), reference.affine(U, X_query, b))
+
+
 def asymmetric(X_key, X_query, *, Uq, Uk, h, bq=None, bk=None) -> np.ndarray:
     """(U_k x_n' + b_k) . (U_q x_n + b_q) (Turner's asymmetric weights)."""
     return reference.asymmetric_logits(X_key, X_query, Uq, Uk, bq, bk)
@@ -97,6 +106,7 @@ OF = {
     "l2_tied": l2_tied,
     "pairwise": pairwise,
     "pairwise_sym": pairwise_sym,
+    "sym_plus_skew": sym_plus_skew,
     "identity_query": identity_query,
     "symmetric_init": asymmetric,
     "asymmetric": asymmetric,

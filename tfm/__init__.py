@@ -12,7 +12,7 @@ columns.
 | H       | heads                                             | Y, X, Z | rows, columns and channels of an image      |
 | G       | heads of keys and values, if not H (groups.py)    | R       | offsets between two tokens, or their buckets|
 | K, V    | query/key features, value features of a head      | L       | rank of an adapter                          |
-| Q       | query/key features of tied_wide: 2 K              | I       | hidden units of nonlinear_query             |
+| Q       | query/key features of tied_wide, sym_plus_skew    | I       | hidden units of nonlinear_query             |
 | O       | outputs of a matrix (linear.py)                   |         |                                             |
 
 The rows E1 to E30 are equations of the source texts (docs/references.md). The column "here" has names of variants and

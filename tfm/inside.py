@@ -118,10 +118,9 @@ def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
     x_MBND: the activation `hidden`, or other tokens. They replace the tokens after the last layer, so the model's own
     last norm and head read them. Each layer costs a run.
     """
-    last_M = _at(len(x_MBND) - 1, len(x_MBND), x_MBND.ndim)
 
     def read(x_BND: jax.Array) -> jax.Array:
-        return run(edit={"hidden": replace(_repeat(x_BND, last_M), last_M)})[0]
+        return run(edit={"hidden": Partial(_replace_layer, len(x_MBND) - 1, x_BND)})[0]
 
     return compute(lambda x_MBND: jax.lax.map(read, x_MBND), x_MBND)
 
@@ -132,30 +131,22 @@ def jacobian_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
     J_m is the derivative of the last layer's tokens with respect to those after layer m, for the inputs of `run`, whose
     activations x_MBND must be. Gurnee et al. (2026) average J_m over a corpus.
     """
-    M = len(x_MBND)
 
     def transport(m_and_x: tuple[jax.Array, jax.Array]) -> jax.Array:
         m, x_BND = m_and_x
-        at_M = _at(m, M, x_MBND.ndim)
 
         def finish(x_BND: jax.Array) -> jax.Array:
-            return run(edit={"hidden": replace(_repeat(x_BND, at_M), at_M)}, look=("hidden",))[1]["hidden"][-1]
+            return run(edit={"hidden": Partial(_replace_layer, m, x_BND)}, look=("hidden",))[1]["hidden"][-1]
 
         y_BND, pull_back = jax.vjp(finish, x_BND)  # products of this library have no rule for jax.jvp (platform.py),
         _, push = jax.vjp(lambda u_BND: pull_back(u_BND)[0], jnp.zeros_like(y_BND))  # but u -> u J is linear in u
         return push(x_BND)[0]
 
-    return logit_lens(run, compute(lambda *pairs: jax.lax.map(transport, pairs), jnp.arange(M), x_MBND))
+    return logit_lens(run, compute(lambda *pairs: jax.lax.map(transport, pairs), jnp.arange(len(x_MBND)), x_MBND))
 
 
-def _at(m: Any, M: int, ndim: int) -> jax.Array:
-    """Return where_M of `replace`: True in layer m, for an activation with ndim axes, that of layers included."""
-    return (jnp.arange(M) == m).reshape(M, *[1] * (ndim - 1))
-
-
-def _repeat(x: jax.Array, where_M: jax.Array) -> jax.Array:
-    """Return x with a leading axis of M layers."""
-    return jnp.broadcast_to(x, (len(where_M), *x.shape))
+def _replace_layer(layer: jax.Array, new: jax.Array, x: jax.Array, m: jax.Array) -> jax.Array:
+    return jnp.where(m == layer, new, x)
 
 
 def draw_repeated(key: jax.Array, *, W: int, B: int, period: int, first: int = 0) -> jax.Array:

@@ -3,49 +3,50 @@
 import pathlib
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib import colors, patches
+from matplotlib import figure, patches
 
-from experiments.config import disk, errors
 from experiments.figures import plots
 
-ENDS = (".png", ".svg", ".pdf")
+ACROSS = 4  # panels in a row, at most
 
 
-def check_output(path: plots.Path) -> pathlib.Path | None:
-    """Return the path of a new figure, or None for ''. Raises UserError if it exists or has another ending."""
-    if not str(path):
-        return None
-    file = pathlib.Path(path).expanduser()
-    errors.refuse((file.suffix not in ENDS, f"--figure = {path} must be a file that ends in {', '.join(ENDS)}"))
-    return disk.check_new(file, "--figure", is_file=True)
+class Panel(NamedTuple):
+    """Values of M layers by an index with labels, such as heads. White is 0, dark blue `limit`, dark red -limit."""
+
+    title: str
+    value_MI: np.ndarray
+    labels: Sequence[str]
+    limit: float = 1.0  # 0: the largest absolute value
+    is_signed: bool = False  # whether values may be negative
 
 
-def heat_map(axes: Any, value_MI: np.ndarray, *, labels: Sequence[str], limit: float = 1.0) -> Any:
-    """Draw values of layers (rows, the last on top) by index, from -limit (red) over 0 (white) to limit (blue)."""
-    M, size = value_MI.shape
-    shades = axes.imshow(value_MI, cmap="RdBu", norm=colors.Normalize(-limit, limit), origin="lower", aspect="auto")
-    axes.set_yticks(range(M), range(1, M + 1))
-    shown = plots.spread(size, 40)
-    names = [plots.name(labels[i]) for i in shown]
-    axes.set_xticks(shown, names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8, **plots.LITERAL)
-    return shades
-
-
-def patching(path: plots.Path, grids: Sequence[Any], corrupted: float, clean: float) -> pathlib.Path:
-    """Draw the share of the logit difference that each patch restores. grids: patch.Grid of tokens and of heads."""
-    M, sizes = len(grids[0].value_MI), [grid.value_MI.shape[1] for grid in grids]
-    widths = [min(max(0.28 * size, 2.2), 9) for size in sizes]
-    drawing = plots.figure.Figure(figsize=(sum(widths) + 2.4, max(0.3 * M, 1.2) + 1.9), layout="constrained")
-    panels = drawing.subplots(1, len(grids), width_ratios=widths, squeeze=False)[0]
-    titles = {"hidden": "one token after a layer", "y": "the output of one head"}
-    for axes, grid in zip(panels, grids, strict=True):
-        shades = heat_map(axes, (grid.value_MI - corrupted) / (clean - corrupted), labels=grid.labels)
-        axes.set(title=titles[grid.name], xlabel={"hidden": "token", "y": "head"}[grid.name], ylabel="layer")
-    drawing.colorbar(shades, ax=panels, label="restored share", extend="both")
-    drawing.suptitle("How much of the clean text's answer does one patch restore?", fontsize=11)
+def grids(path: plots.Path, panels: Sequence[Panel], title: str) -> pathlib.Path:
+    """Draw panels of layers (rows, the last one on top) by tokens or heads."""
+    M, across = len(panels[0].value_MI), min(ACROSS, len(panels))
+    widths = [min(max(0.3 * len(panel.labels), 2.2), 9) for panel in panels[:across]]
+    down, height = -(-len(panels) // across), max(0.3 * M, 1.2) + 0.9
+    size = sum(widths) + 1.1 * across, height * down + 0.8
+    drawing = figure.Figure(figsize=size, layout="constrained")
+    cells = drawing.subplots(down, across, width_ratios=widths, squeeze=False).flat
+    for axes, panel in zip(cells, panels, strict=False):
+        largest = float(np.nanmax(np.abs(panel.value_MI), initial=0))
+        limit = panel.limit or largest or 1.0
+        style = {"cmap": "RdBu" if panel.is_signed else "Blues", "vmin": -limit * panel.is_signed, "vmax": limit}
+        shades = axes.imshow(panel.value_MI, origin="lower", aspect="auto", **style)
+        shown = plots.spread(len(panel.labels), 40)
+        names = [plots.name(panel.labels[i]) for i in shown]
+        rotation = 90 if max(map(len, names)) > 3 else 0
+        axes.set_yticks(range(M), range(1, M + 1))
+        axes.set_xticks(shown, names, rotation=rotation, fontsize=8, **plots.LITERAL)
+        axes.set_title(panel.title, fontsize=9)
+        drawing.colorbar(shades, ax=axes, extend="both" if largest > limit else "neither")
+    for axes in cells[len(panels) :]:
+        axes.remove()
+    drawing.supylabel("layer", fontsize=10)
+    drawing.suptitle(title, fontsize=11)
     return plots.write(drawing, path)
 
 
@@ -85,41 +86,4 @@ def lens(
     title += f"; the last {columns} of {N} positions" * (columns < N)
     drawing.suptitle(textwrap.fill(title, int(max(8.5 * columns, 44))), fontsize=10, **plots.LITERAL)
     plots.bar(drawing, image, [axes], "probability")
-    return plots.write(drawing, path)
-
-
-TITLES = {
-    "previous": "attends to the token before",
-    "duplicate": "to the same token, earlier",
-    "induction": "to the token after that",
-    "entropy": "entropy of the weights, nats",
-    "s": "symmetry of U_q^T U_k",
-    "d": "directionality of U_q^T U_k",
-    "skew": "rank of its skew part",
-    "worth": "worse without the head, nats",
-}
-
-
-def heads(path: plots.Path, columns: dict[str, np.ndarray]) -> pathlib.Path:
-    """Draw each column of the scores of heads (M, H) as a panel of layers by heads."""
-    M, H = columns["worth"].shape
-    across = min(4, len(columns))
-    down = -(-len(columns) // across)
-    width, height = max(0.3 * H, 2) + 1.1, max(0.3 * M, 1.2) + 0.9
-    drawing, grid = plots.canvas(width * across, height * down + 0.4, down, across)
-    for axes, (name, x_MH) in zip(grid.flat, columns.items(), strict=False):
-        if name in ("s", "d", "worth"):
-            limit = float(np.abs(x_MH).max() or 1) if name == "worth" else 1.0
-            shades = heat_map(axes, x_MH, labels=[f"{h + 1}" for h in range(H)], limit=limit)
-        else:
-            largest = float(np.max(x_MH)) if name in ("entropy", "skew") else 1.0
-            shades = axes.imshow(x_MH, cmap="Blues", vmin=0, vmax=largest or 1, origin="lower", aspect="auto")
-            axes.set_yticks(range(M), range(1, M + 1))
-            axes.set_xticks(range(H), range(1, H + 1), fontsize=8)
-        axes.set_title(TITLES[name], fontsize=9)
-        drawing.colorbar(shades, ax=axes)
-    for axes in grid.flat[len(columns) :]:
-        axes.remove()
-    drawing.supxlabel("head", fontsize=10)
-    drawing.supylabel("layer", fontsize=10)
     return plots.write(drawing, path)

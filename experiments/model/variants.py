@@ -23,20 +23,24 @@ from tfm.attention import explicit, heads as attentions, mask as masks, relative
 MODULES = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
 # The variants whose names may be followed by numbers, and the numbers that count if none follow.
-NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
-DEFAULTS = {"relative_position": "10000", "norm": "1e-5"}
+NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm)), "score": ("sym_plus_skew",)}
+DEFAULTS = {"relative_position": "10000", "norm": "1e-5", "score": "2"}
 NOSELF = "_noself"  # suffix of a score: tokens attend to themselves only if they may attend to no other
 TAKE_LAYOUT = {"norm": "apply", "mlp": "apply", "value": "out_proj"}  # the function that may take `layout`
 
 
 def choose(m: configs.Settings, setting: str) -> Any:
     """Return the variant that this setting of the section `m` names. Raises UserError for an unknown name."""
-    name, suffix = split(setting, getattr(m, setting))
+    text = getattr(m, setting)
+    is_noself = setting == "score" and text.endswith(NOSELF) and not by_name.CODE.fullmatch(text)
+    name, numbers = split(setting, text.removesuffix(NOSELF) if is_noself else text)
     chosen = by_name.choose(setting, name, by_name.candidates(MODULES[setting]))
-    if suffix == NOSELF:
+    if setting == "score" and name in NUMBERED["score"]:
+        chosen = _make_skew(m, numbers)
+    if is_noself:
         return chosen._replace(attend_to_self=False)
     if name in ROTARY:
-        return _make_rotary(m, name, *suffix.split(":"))
+        return _make_rotary(m, name, *numbers.split(":"))
     if setting not in TAKE_LAYOUT or chosen.takes_layout:
         return chosen
     field = TAKE_LAYOUT[setting]
@@ -60,14 +64,11 @@ def _ignore_layout(function: Callable) -> Callable:
 
 
 def split(setting: str, text: str) -> tuple[str, str]:
-    """Return the name of a variant and its suffix: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
+    """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    The suffix of 'tied_noself' is '_noself'. The colon in the user's my_file:my_norm belongs to the name, so the
-    numbers are the defaults.
+    The colon in the user's my_file:my_norm belongs to the name, so the numbers are the defaults.
     """
     name, colon, numbers = text.partition(":")
-    if setting == "score" and text.endswith(NOSELF) and not colon:
-        return text.removesuffix(NOSELF), NOSELF
     if name not in NUMBERED.get(setting, ()):
         return text, DEFAULTS.get(setting, "")
     return name, numbers if colon else DEFAULTS[setting]
@@ -117,6 +118,14 @@ def _make_rotary(
         base, halves=name == "rotary_halves", scaling=lambda n, K, base: scale(n, K, base, *values)
     )
     return rotary._replace(is_dynamic=kind == "dynamic")
+
+
+def _make_skew(m: configs.Settings, rank: str) -> score.Score:
+    """Return the score sym_plus_skew with this rank, given as text. Raises UserError unless it is even, 0 to D."""
+    if not re.fullmatch("[0-9]{1,6}", rank) or int(rank) % 2 or int(rank) > m.D:
+        end = f"an even rank from 0 to model.D = {m.D}, as in sym_plus_skew:2"
+        raise errors.UserError(f"model.score = {m.score}: after the colon, write {end}")
+    return score.sym_plus_skew_of(int(rank))
 
 
 def choose_all(m: configs.Settings) -> dict[str, Any]:

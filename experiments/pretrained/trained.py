@@ -99,63 +99,44 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
     return network
 
 
-def make_apply(model: "Trained") -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:
-    """Return the compiled function (params, inputs, valid) -> logits. Raises UserError if the model has none."""
-    check_kind(model, model.kind if model.kind in (*HEADS, "image") else "causal")
-    return jax.jit(lambda *arrays: _compute(model, *arrays, None)[1])
+def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
+    """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
-
-def make_run(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
-    """Return the compiled function (params, inputs, valid, n_B, edits, names=names) -> (logits, activations).
-
-    n_B, names: arguments `at` and `look` of Trained.run. edits: those that are arrays of compiled functions (Partial).
-    edit: other functions.
+    output: "logits", or "features" as in Trained.look, with activations in float32. n_B, names: the arguments `at` and
+    `look` of Trained.run. edits: those that are arguments of compiled functions (Partial). edit: other functions.
     """
-    check_kind(model, *BUILD)
 
-    def run(
-        params: dict, inputs: Any, valid: Any, n_B: Any, edits: dict, *, names: tuple[str, ...]
+    def compute(
+        params: dict, inputs: Any, valid: Any = None, n_B: Any = None, edits: Any = (), *, names: Any = (), output: str
     ) -> tuple[jax.Array, dict]:
-        _, logits, aux = _compute(model, params, inputs, valid, n_B, look=names, edit={**edit, **edits})
-        return logits, aux.get("look", {})
+        if output == "features":
+            check_kind(model, *HEADS, *IMAGES, needs_head=False)
+        network, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit={**edit, **dict(edits)})
+        real_BN, activations = jnp.ones(x_BND.shape[:2], bool) if valid is None else valid, aux.get("look", {})
+        if output == "features":
+            activations = {name: x.astype(jnp.float32) for name, x in activations.items()}
+            return _summarise(model, x_BND.astype(jnp.float32), real_BN), activations
+        if n_B is not None:
+            return network.logits(params, _choose(x_BND, n_B)[:, None])[:, 0], activations
+        logits = network.logits(params, x_BND)
+        return build.average_tokens(logits, real_BN) if is_pooled(model) else logits, activations
 
-    return jax.jit(run, static_argnames="names")
+    return jax.jit(compute, static_argnames=("names", "output"))
 
 
-def make_look(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., dict[str, jax.Array]]:
-    """Return the compiled function (params, inputs, valid, names=names) -> features and activations (Trained.look)."""
-    check_kind(model, *HEADS, *IMAGES, needs_head=False)
+def _summarise(model: "Trained", x_BND: jax.Array, real_BN: jax.Array) -> jax.Array:
+    """Return the features (B, D) of Trained.look. real_BN: True for tokens that are not padding."""
+    if model.kind in CAUSAL:
+        return _choose(x_BND, -1 - jnp.argmax(real_BN[:, ::-1], axis=1))
     outputs = {"class_token", *build.TEXT_CLASS_HEADS} - {"pooled"}
     reads_first = model.kind in ("image", "classes") and model.facts["output"] in outputs
-
-    def look(params: dict, inputs: jax.Array, valid: jax.Array | None, *, names: tuple[str, ...]) -> dict:
-        _, x_BND, aux = _forward(model, params, inputs, valid, look=names, edit=edit)
-        x_BND, real_BN = x_BND.astype(jnp.float32), _real(x_BND, valid)
-        if model.kind in CAUSAL:
-            last_B = x_BND.shape[1] - 1 - jnp.argmax(real_BN[:, ::-1], axis=1)
-            features_BD = jnp.take_along_axis(x_BND, last_B[:, None, None], axis=1)[:, 0]
-        else:
-            features_BD = x_BND[:, 0] if reads_first else build.average_tokens(x_BND, real_BN)
-        return {"features": features_BD} | {name: x.astype(jnp.float32) for name, x in aux.get("look", {}).items()}
-
-    return jax.jit(look, static_argnames="names")
+    return x_BND[:, 0] if reads_first else build.average_tokens(x_BND, real_BN)
 
 
-def _compute(
-    model: "Trained", params: dict, inputs: Any, valid: Any, n_B: Any, **options: Any
-) -> tuple[jax.Array, jax.Array, dict]:
-    """Return X^(M), the logits, and aux. inputs, valid: of `_forward`. n_B: compute only the logits of these tokens."""
-    network, x_BND, aux = _forward(model, params, inputs, valid, **options)
-    if n_B is None:
-        logits = network.logits(params, x_BND)
-        return x_BND, build.average_tokens(logits, _real(x_BND, valid)) if is_pooled(model) else logits, aux
+def _choose(x_BND: jax.Array, n_B: jax.Array) -> jax.Array:
+    """Return x_BD: token n_B[b] of each input b, or token n_B of all inputs. -1 is the last token."""
     n_B = jnp.broadcast_to(n_B, len(x_BND)) % x_BND.shape[1]
-    return x_BND, network.logits(params, jnp.take_along_axis(x_BND, n_B[:, None, None], axis=1))[:, 0], aux
-
-
-def _real(x_BND: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Return real_BN, True for tokens that are not padding."""
-    return jnp.ones(x_BND.shape[:2], bool) if valid is None else valid
+    return jnp.take_along_axis(x_BND, n_B[:, None, None], axis=1)[:, 0]
 
 
 def _forward(
@@ -165,8 +146,8 @@ def _forward(
 
     The inputs of a model that translates are a tuple (source_BS, valid_BS, w_BN).
     """
-    for name in (*options.get("look", ()), *options.get("edit", ())):
-        by_name.choose("activation", name, dict.fromkeys(list_activations(model), ""))
+    for name in (*options["look"], *options["edit"]):
+        by_name.choose("activation", name, dict.fromkeys(model.names(), ""))
     if model.kind == "translation":
         network = model.network()
         return network, *network.hidden(params, *inputs, **options)
@@ -200,17 +181,6 @@ def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
         errors.refuse((outside, f"at = {n_B} is outside the {N} tokens of the inputs. Choose from {-N} to {N - 1}"))
 
 
-def list_activations(model: "Trained") -> dict[str, str]:
-    """Return {name: axes} of the activations of the model, such as "M=4 B N D=64"."""
-    m, cross = model.fields, model.kind == "translation"
-    sizes = {"M": m.M, "D": m.D, "H": m.H, "K": m.K or m.D // m.H}
-    axes = ACTIVATIONS | ({"A_cross": "M B H N S"} if cross else {})
-    return {
-        name: " ".join(f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in text.split())
-        for name, text in axes.items()
-    }
-
-
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
     """Yield the results for n inputs as numpy arrays, in batches of one shape: the last one repeats the last input."""
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
@@ -223,8 +193,8 @@ def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np
     """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
     several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
-    apply = functools.partial(model.apply, jax.device_put(model.params))
-    return np.concatenate([activation(logits) for logits in in_batches(apply, fetch, n=n, batch=batch)])[:n]
+    compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
+    return np.concatenate([activation(logits) for logits, _ in in_batches(compute, fetch, n=n, batch=batch)])[:n]
 
 
 def predict_texts(
@@ -331,11 +301,16 @@ class Trained:
         valid: valid_BN, True for ids that are not padding. Images are raw: uint8, or numbers of the model's own data.
         `image_file.prepare` normalises them like the training data. Raises UserError if the model has no such logits.
         """
-        return self.logits(image_file.prepare(inputs, self.image_format) if self.kind == "image" else inputs, valid)
+        return self.logits(self.normalise(inputs), valid)
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
         """Return logits of ids, or of images that are normalised already, like those in the batches of a run."""
-        return self.apply(self.params, inputs, valid)
+        check_kind(self, self.kind if self.kind in (*HEADS, "image") else "causal")
+        return self.compute(self.params, inputs, valid, output="logits")[0]
+
+    def normalise(self, inputs: Any) -> Any:
+        """Return the inputs, raw images normalised like the training data."""
+        return image_file.prepare(inputs, self.image_format) if self.kind in IMAGES else inputs
 
     def run(
         self,
@@ -357,20 +332,19 @@ class Trained:
         at: compute only the logits_BW of this token, or of token at[b] of input b; -1 is the last column, which may be
         padding. Raises UserError for unknown names, for a model without a head, and for `at` if there is no such token.
         """
-        if self.kind in IMAGES:
-            inputs = image_file.prepare(inputs, self.image_format)
-        edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
-        others = {name: function for name, function in edit.items() if name not in edits}
+        check_kind(self, *BUILD)
         check_token(self, inputs, at)
-        run = make_run(self, others) if others else self.runs
-        return run(self.params, inputs, valid, at, edits, names=tuple(look))
+        return self._compute(inputs, valid, at, edit, names=tuple(look), output="logits")
 
     def names(self) -> dict[str, str]:
         """Return {name: axes} of the activations that `run` and `look` can return, and `run` can edit.
 
         M: layers, B: inputs, N: tokens, H: heads, G: heads of keys and values. block.Order explains the names.
         """
-        return list_activations(self)
+        m = self.fields
+        shown = {"M": f"M={m.M}", "D": f"D={m.D}", "H": f"H={m.H}", "K": f"K={m.K or m.D // m.H}"}
+        axes = ACTIVATIONS | ({"A_cross": "M B H N S"} if self.kind == "translation" else {})
+        return {name: " ".join(shown.get(letter, letter) for letter in text.split()) for name, text in axes.items()}
 
     def look(
         self,
@@ -388,10 +362,17 @@ class Trained:
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
         it is the mean of the tokens that are not padding. Raises UserError for another kind of model or name.
         """
-        if self.kind in IMAGES:
-            inputs = image_file.prepare(inputs, self.image_format)
-        activations = make_look(self, edit) if edit else self.activations
-        return jax.device_get(activations(self.params, inputs, valid, names=tuple(names)))
+        features_BD, activations = self._compute(inputs, valid, None, edit, names=tuple(names), output="features")
+        return jax.device_get({"features": features_BD} | activations)
+
+    def _compute(
+        self, inputs: Any, valid: Any, at: Any, edit: Mapping[str, Callable], **static: Any
+    ) -> tuple[jax.Array, dict]:
+        """Return the results of make_compute for raw inputs. static: its names and output."""
+        edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
+        others = {name: function for name, function in edit.items() if name not in edits}
+        compute = make_compute(self, others) if others else self.compute
+        return compute(self.params, self.normalise(inputs), valid, at, edits, **static)
 
     def predict(self, inputs: Any, batch: int = BATCH) -> np.ndarray | list[np.ndarray]:
         """Return the predictions for a list of texts, or for images as in `__call__`, in their order.
@@ -404,7 +385,7 @@ class Trained:
         """
         check_kind(self, "image", "classes", "tokens")
         if self.kind == "image":
-            image_BYXZ = image_file.prepare(inputs, self.image_format)
+            image_BYXZ = self.normalise(inputs)
             return predict(self, lambda index_B: (image_BYXZ[index_B], None), n=len(image_BYXZ), batch=batch)
         predictions, truncated = predict_texts(self, inputs, batch)
         if truncated:
@@ -433,6 +414,4 @@ class Trained:
 
     fields = property(read_fields)
     network = build_network
-    apply = functools.cached_property(make_apply)
-    activations = functools.cached_property(make_look)
-    runs = functools.cached_property(make_run)
+    compute = functools.cached_property(make_compute)

@@ -199,6 +199,7 @@ def tabulate_every_run(finished: list[study_runs.Run], compared: Iterable[str]) 
     for run in finished:
         seed = run.seed if run.seed >= 0 else None  # the run has none
         values = run.summary | run._asdict() | {"seed": seed, "seconds": run.summary.get("wall_seconds")}
+        values |= {name: "nan" for name in metrics if values.get(name, 0) is None}  # not finite; empty: not measured
         rows.append([values.get(name) for name in rows[0]])
     return rows
 

@@ -34,6 +34,7 @@ CONDITION_SETTINGS = ("study.metric", "study.threshold", "study.margin")  # of t
 TUNE = "study.tune"  # the setting of the study that an arm may change
 SHARED = ("study", "mesh", "seed", "experiment", "log")  # sections and settings that arms and conditions cannot change
 VALUES = "@"  # separates the name of an arm from the values of a tuning run
+ALONE = "run"  # the only arm of a sweep of the seed
 ONLY = "all"  # the name of the only condition of a study without study.conditions
 LOSS, METRIC = f"train.{train_step.LOSS}", f"{run_plan.EVAL}{train_step.LOSS}"  # of training; in evaluation
 RESERVED = ("checkpoints", "figures", "source", "tuning")  # names of other folders in a study's folder
@@ -177,7 +178,7 @@ def _find_faults(
 ) -> Iterator[str]:
     """Yield a message for each fault of arms, seeds and tuning."""
     s = settings.study
-    if len(arms) < 2:
+    if len(arms) < 2 and [arm.name for arm in arms] != [ALONE]:
         example = '[["tied", {"model.score": "tied"}], ["none", {}]]'
         yield f"study.arms has {len(arms)} of the two or more arms that a study compares. Example: {example}"
     for key, seeds in {"study.seeds": s.seeds, "study.tune_seeds": s.tune_seeds if grid else [0]}.items():

@@ -1,7 +1,7 @@
 """Tuning: choose the best settings of each arm from a grid, on a split of the training data, with other seeds.
 
 Before the study, tuning runs train each arm with each combination of its values. Their folders are
-tuning/<condition>/<arm>@<values>/seed_<n>.
+tuning/<condition>/<arm>@<values>/seed_<n>. The learning rate of the compared runs can lie between two tried ones.
 """
 
 import itertools
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.config import errors
+from experiments.folder import records
 from experiments.studies import figures as study_figures, runs, sentences, study as studies, styles, tables
 
 FOLDER = "tuning"
+RATE = "optim.learning_rate"  # the setting that is interpolated
 
 
 class Point(NamedTuple):
@@ -32,24 +34,26 @@ class Point(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The points of an arm in a condition, and the best point."""
+    """The points of an arm in a condition, the best point, and the values of the compared runs."""
 
     condition: str
     arm: str
     points: list[Point]
     best: Point
     edges: list[str]  # numeric settings whose best value is the smallest or largest of the grid
+    chosen: dict[str, Any]  # those of the best point; the learning rate is interpolated
+    kept: str = ""  # why the learning rate is not interpolated, apart from an end of the grid
 
     def record(self) -> dict[str, Any]:
         """Return the entry of "tuned" in report.json."""
         tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
         place = {"condition": self.condition, "arm": self.arm}
-        return place | {"chosen": self.best.values, "at_the_end": self.edges, "tried": tried}
+        return place | {"chosen": self.chosen, "at_the_end": self.edges, "not_interpolated": self.kept, "tried": tried}
 
     def __str__(self) -> str:
         edge = f"; {sentences.join_values(self.edges)}: the smallest or largest value tried" if self.edges else ""
         condition = "" if self.condition == studies.ONLY else f"{self.condition}: "
-        return f"  {condition}{self.arm} chose {format_values(self.best.values)} (best of {len(self.points)}{edge})"
+        return f"  {condition}{self.arm} chose {format_values(self.chosen)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study:
@@ -91,13 +95,51 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
             raise errors.RunError(f"{place}: with each value of {studies.TUNE}, a seed diverged. Choose other values.")
         grid = {key: values for key, values in study.grid[arm.name].items() if len(values) > 1 and _numeric(values)}
         edges = [key for key, values in grid.items() if best.values[key] in (min(values), max(values))]
-        tuned.append(Tuned(condition.name, arm.name, points, best, edges))
+        values, kept = interpolate(points, best, sign)
+        if values != best.values and _has_run(folder, study, f"{condition.name}/{arm.name}", best.values[RATE]):
+            values, kept = best.values, "runs with the tried rate exist"
+        tuned.append(Tuned(condition.name, arm.name, points, best, edges, values, kept))
     return tuned
+
+
+def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[dict[str, Any], str]:
+    """Return the best point's values with an interpolated learning rate. If a neighbour diverged, return why it is not.
+
+    The rate is at the vertex of the parabola in x = log(rate) through the best mean and its two neighbours, with other
+    settings at their best; at an end of the grid, through the three values there. In the middles m_1 and m_2 of the two
+    intervals of x, a parabola has the slopes s_1 and s_2 of its chords, so the vertex is at
+    x = (m_1 s_2 - m_2 s_1) / (s_2 - s_1). It is at most half an interval from the best value, which is kept if the
+    vertex is outside the grid or the worst point of the parabola. sign: 1 if less is better, else -1. The rate has
+    three significant digits.
+    """
+    line = sorted(_line(points, best, RATE), key=lambda point: point.values[RATE]) if RATE in best.values else [best]
+    first = min(max(line.index(best) - 1, 0), len(line) - 3)
+    if first < 0 or line[first].values[RATE] <= 0:
+        return best.values, ""
+    three = line[first : first + 3]
+    if None in (means := [point.mean for point in three]):
+        return best.values, "a neighbour diverged"
+    x_I = np.log([point.values[RATE] for point in three])
+    (s_1, s_2), (m_1, m_2) = np.diff(means) / np.diff(x_I), (x_I[1:] + x_I[:-1]) / 2
+    if sign * (s_2 - s_1) <= 0 or not x_I[0] < (vertex := (m_1 * s_2 - m_2 * s_1) / (s_2 - s_1)) < x_I[2]:
+        return best.values, ""
+    return best.values | {RATE: float(f"{math.exp(vertex):.3g}")}, ""
+
+
+def _has_run(folder: pathlib.Path, study: studies.Study, place: str, rate: float) -> bool:
+    """Return True if a compared run of this condition and arm has this rate, as in folders of earlier versions."""
+    files = (file for part in (folder, *study.also) for file in (part / place).glob(f"seed_*/{records.CONFIG}"))
+    return any(records.read_settings(file.parent).get(RATE) == rate for file in files)
+
+
+def _line(points: Sequence[Point], best: Point, key: str) -> list[Point]:
+    """Return the points that have the best point's values, except for this setting."""
+    return [point for point in points if point.values | {key: None} == best.values | {key: None}]
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
     """Return (condition, arm) -> the chosen settings, for `studies.runs`."""
-    return {(choice.condition, choice.arm): choice.best.values for choice in read(folder, study)}
+    return {(choice.condition, choice.arm): choice.chosen for choice in read(folder, study)}
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -115,14 +157,18 @@ def table(tuned: Sequence[Tuned]) -> tables.Table | None:
     for choice in tuned:
         means = ("diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points)
         values = ("/".join(map(str, point.values.values())) for point in choice.points)
-        best = [format_values(choice.best.values), sentences.format_number(choice.best.mean)]
+        best = [format_values(choice.chosen), sentences.format_number(choice.best.mean)]
         tried = ", ".join(map(": ".join, zip(values, means, strict=True)))
         rows.append([choice.condition, choice.arm, *best, tried])
     edges = [f"{x.condition}, {x.arm} ({', '.join(x.edges)})" for x in tuned if x.edges]
     beyond = "The best value is the smallest or largest that was tried, so better values may lie beyond"
     notes = ["Each arm chose the best mean on the tuning split, over other seeds than the compared ones."]
     notes += [f"{beyond}: {', '.join(edges)}."] * bool(edges)
-    head = ["condition", "arm", "chosen", "mean", "tried"]
+    if any(x.chosen != x.best.values for x in tuned):
+        notes.append("A learning rate between tried ones is at the vertex of a parabola: docs/studies.md.")
+    kept = [f"{x.condition}, {x.arm} ({x.kept})" for x in tuned if x.kept]
+    notes += [f"The learning rate is a tried one, not interpolated: {', '.join(kept)}."] * bool(kept)
+    head = ["condition", "arm", "chosen", "best mean", "tried"]
     return tables.Table(head, rows, notes, style="words") if rows else None
 
 
@@ -160,6 +206,6 @@ def _values(study: studies.Study, tuned: Sequence[Tuned], key: str) -> list[Any]
 
 def _curve(choice: Tuned, key: str, values: list[Any]) -> study_figures.Curve:
     """Return x_I (indices of the arm's values in `values`) and mean_1I, with other settings as chosen."""
-    points = [point for point in choice.points if point.values | {key: None} == choice.best.values | {key: None}]
+    points = _line(choice.points, choice.best, key)
     mean_I = [math.nan if point.mean is None else point.mean for point in points]
     return np.array([values.index(point.values[key]) for point in points]), np.array([mean_I])

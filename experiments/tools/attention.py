@@ -46,15 +46,12 @@ def run(
     workdir: commands.Path = "",
 ) -> str:
     """Print and return the table of the heads, and write the page `output`."""
-    out, page = commands.output(workdir, "attention.txt"), pathlib.Path(output).expanduser()
-    errors.refuse((str(output) and page.suffix != ".html", f"--output = {output} must be a file that ends in .html"))
-    if str(output):
-        disk.check_new(page, "--output", is_file=True)
+    out, page = commands.output(workdir, "attention.txt"), commands.new_file(output, "--output", ".html")
     model = commands.load(checkpoint, trust, device)
     A_MHNN, names, lines = look(model, prompt, file)
     scores = measure(A_MHNN)
     lines.append(tables.align(tabulate(scores)))
-    if str(output):
+    if page:
         html = render(f"{model.path}", A_MHNN, names, scores)
         disk.write_new(page, html.encode(errors="backslashreplace"))
         lines.append(f"wrote {page}: {disk.size(len(html))}")
@@ -80,12 +77,12 @@ def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.n
     else:
         id_N, names = prompts.read_prompt(model, prompt)
         inputs, lines = id_N[None], []
-    compute = functools.partial(model.activations, jax.device_put(model.params), inputs, None, names=("A",))
-    M, _, H, N, _ = jax.eval_shape(compute)["A"].shape
+    compute = functools.partial(model.compute, jax.device_put(model.params), inputs, names=("A",), output="features")
+    M, _, H, N, _ = jax.eval_shape(compute)[1]["A"].shape
     size = f"{M} layers, {H} heads and {N} tokens have {M * H * N * N:,} weights, more than {MOST:,}"
     errors.refuse((M * H * N * N > MOST, f"{size}. Shorten the --prompt."))
     names = ["class"] * (N - len(names)) + names  # the class token of an image comes first
-    return jax.device_get(compute()["A"])[:, 0], names, lines
+    return jax.device_get(compute()[1]["A"])[:, 0], names, lines
 
 
 def measure(A_MHNN: np.ndarray) -> dict[str, np.ndarray]:

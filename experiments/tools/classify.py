@@ -40,7 +40,7 @@ def run(
     workdir: commands.Path = "",
 ) -> str:
     """Print and return the most likely classes of each input, or write the file `output` and return a summary."""
-    out, csv_file = commands.output(workdir, "classes.txt"), commands.output_table(output)
+    files = commands.check_files(workdir, "classes.txt", output)
     model = commands.load(checkpoint, trust, device, "image", "classes", "tokens")
     is_image = model.kind == "image"
     if bool(file) == bool(prompt) or is_image and (prompt or field):
@@ -51,15 +51,13 @@ def run(
     predictions, lines = predict(model, data)
     lines = [*data.lines, *lines]
     for name, item, p in zip(data.names, data.items, predictions, strict=True):
-        if data.is_single or csv_file is None:
+        if data.is_single or files.table is None:
             lines += [name] * (not data.is_single) + describe(model, item, p)
     if n := sum(map(bool, labels)):
         correct = sum(model.classes[p_C.argmax()] == label for p_C, label in zip(predictions, labels, strict=True))
         lines.append(f"accuracy {correct / n:.4f} ({correct:,} of {n:,})")
-    if csv_file:
-        inputs = data.names if is_image else data.items
-        lines.append(commands.save_table(csv_file, *tabulate(model, inputs, labels, predictions)))
-    return commands.report("\n".join(lines), out)
+    inputs = data.names if is_image else data.items
+    return commands.finish(files, lines, lambda: tabulate(model, inputs, labels, predictions))
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:

@@ -32,7 +32,6 @@ HELP = {
     "widths": "The widths D to train, separated by commas.",
     "depths": "The numbers of layers M to train, in place of widths.",
     "steps": "The number of steps.",
-    "set": "A changed setting, such as model.mup=64. Repeat the flag for several.",
 }
 
 
@@ -47,8 +46,7 @@ def run(
 ) -> dict[str, dict[str, float]]:
     """Print and return {stage: {"size slope", "change slope"}}; write coordinate_check.png into workdir."""
     commands.require("--config=FILE", config)
-    errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=model.mup=64") for text in set))
-    changes, figure = dict(text.split("=", 1) for text in set), commands.output(workdir, "coordinate_check.png")
+    changes, figure = commands.parse_changes(set), commands.output(workdir, "coordinate_check.png")
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
     sizes = sorted(map(int, re.findall(r"\d+", text))) if re.fullmatch(r"[\d, ]+", text) else []
     if len(sizes) < 2 or sizes[0] < 1 or steps < 1:

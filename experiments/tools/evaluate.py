@@ -45,7 +45,7 @@ def run(
     """Print and return the measures of the text, by name."""
     configs.at_least(0, {"stride": stride})
     commands.require("--file=test.txt", file)
-    out, csv_file = commands.output(workdir, "evaluation.txt"), commands.output_table(output)
+    files = commands.check_files(workdir, "evaluation.txt", output)
     model, part = commands.load(checkpoint, trust, device, "causal"), text.load_whole(str(file), field)
     tokenizer, start = load_tokenizer(model)
     token_T = corpora.encode(tokenizer, part)
@@ -63,13 +63,14 @@ def run(
     for name, value in measures.items():
         lines.append(f"  {name.replace('_', ' '):<22}{f'{value:,.4f}' if abs(value) < 1e9 else f'{value:.4g}'}")
     lines += [f"  no bits per byte, because the tokenizer does not restore the text: {difference}"] * bool(difference)
-    if csv_file:
+
+    def tabulate() -> tuple[list[str], list[list]]:
         columns = [name for name in ("nats_per_token", "bits_per_byte") if name in measures]
         measure = functools.partial(measure_document, sum_measures, tokenizer, model.facts["N"], columns)
         documents = tqdm.tqdm(text.documents(str(file), field), unit=" documents", disable=None)
-        rows = [[name, *measure(content)] for name, content in documents]
-        lines.append(commands.save_table(csv_file, ["document", "tokens", *columns], rows))
-    commands.report("\n".join(lines), out)
+        return ["document", "tokens", *columns], [[name, *measure(content)] for name, content in documents]
+
+    commands.finish(files, lines, tabulate)
     return measures
 
 

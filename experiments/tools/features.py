@@ -41,11 +41,10 @@ def run(
 ) -> pathlib.Path:
     """Write the file, and return its path."""
     commands.require("--file=PATH", file)
-    new, activations = pathlib.Path(output), tuple(filter(None, names.split(",")))
-    errors.refuse((new.suffix != ".npz", f"--output={output} must be the name of an .npz file, such as features.npz"))
-    disk.check_new(new, "--output", is_file=True)
+    commands.require("--output=features.npz", output)
+    new, activations = commands.new_file(output, "--output", ".npz"), tuple(filter(None, names.split(",")))
     model = commands.load(checkpoint, trust, device)
-    look = functools.partial(model.activations, jax.device_put(model.params), names=activations)
+    compute = functools.partial(model.compute, jax.device_put(model.params), names=activations, output="features")
     if model.kind in trained.IMAGES:
         errors.refuse((field, f"--field={field} is for tables of texts, and this model reads images. Leave it out"))
         data, lines = tool_inputs.read_image_set(str(file)), []
@@ -58,7 +57,7 @@ def run(
         lines = [f"{truncated:,} texts have more than {N} tokens and are truncated"] * bool(truncated)
         fetch = trained.fetch_texts(id_BN, valid_BN)
     log.say("".join(f"{line}\n" for line in (*data.lines, *lines)))
-    arrays = compute(look, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
+    arrays = look(compute, fetch, len(names), new) | list_labels(data) | {"names": np.array(names)}
     return commands.save_arrays(new, arrays)
 
 
@@ -69,15 +68,15 @@ def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
     return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}
 
 
-def compute(look: Callable[..., dict], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return Trained.activations of all n inputs, and print their size. Raises UserError if they exceed the memory."""
-    sizes = jax.eval_shape(look, *fetch(np.zeros(1, int)))
-    n_bytes = 4 * n * sum(x.size for x in sizes.values())
-    print(f"{file}: {n:,} inputs, {', '.join(sizes)}: {disk.size(n_bytes)}", flush=True)
+def look(compute: Callable[..., tuple], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
+    """Return the arrays of Trained.look for all n inputs, and print their size. Raises UserError if it is too large."""
+    features, activations = jax.eval_shape(compute, *fetch(np.zeros(1, int)))
+    n_bytes = 4 * n * (features.size + sum(x.size for x in activations.values()))
+    print(f"{file}: {n:,} inputs, {', '.join(['features', *activations])}: {disk.size(n_bytes)}", flush=True)
     disk.check_memory(f"{file}", 2 * n_bytes, remedy=". Choose fewer --names, or a smaller --file")
-    batches, features = [*trained.in_batches(look, fetch, n=n)], "features"
-    arrays = {name: np.concatenate([x[name] for x in batches], axis=int(name != features)) for name in sizes}
-    return {name: x[:n] if name == features else x[:, :n] for name, x in arrays.items()}
+    batches, looks = zip(*trained.in_batches(compute, fetch, n=n), strict=True)
+    arrays = {name: np.concatenate([look[name] for look in looks], axis=1)[:, :n] for name in activations}
+    return {"features": np.concatenate(batches)[:n]} | arrays
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def run(
 ) -> str:
     """Print and return each text filled in, with a line for each mask, or write the file `output`."""
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
-    out, csv_file = commands.output(workdir, "filled.txt"), commands.output_table(output)
+    files = commands.check_files(workdir, "filled.txt", output)
     model = commands.load(checkpoint, trust, device, "masked")
     tokenizer, N = model.tokenizer, model.facts["N"]
     data = tool_inputs.read_texts(str(file), field, prompt)
@@ -47,18 +47,17 @@ def run(
     id_BN, valid_BN = np.zeros((len(ids), N), np.int32), np.arange(N) < np.array([*map(len, ids)])[:, None]
     id_BN[valid_BN] = np.concatenate(ids)
     batch, rows, lines = max(1, BATCH // max(map(len, ids))), [], list(data.lines)
-    apply = functools.partial(model.apply, jax.device_put(model.params))
-    batches = trained.in_batches(apply, trained.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
-    for text, id_N, logits_NW in zip(data.items, ids, itertools.chain.from_iterable(batches), strict=False):
+    compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
+    batches = trained.in_batches(compute, trained.fetch_texts(id_BN, valid_BN), n=len(ids), batch=batch)
+    logits_BNW = itertools.chain.from_iterable(logits_BNW for logits_BNW, _ in batches)
+    for text, id_N, logits_NW in zip(data.items, ids, logits_BNW, strict=False):
         p_RW = np.asarray(jax.nn.softmax(logits_NW[: len(id_N)][id_N == tokenizer.mask]))
         p_RW = p_RW[:, : tokenizer.size]  # a model may have more ids than its tokenizer
         likely = ((tokenizer.show(int(p_W.argmax())), p_W.max()) for p_W in p_RW)
         rows.append([text, fill_in(tokenizer, id_N, p_RW), *itertools.chain.from_iterable(likely)])
-        lines += [] if csv_file else [table(tokenizer, id_N, p_RW)]
-    if csv_file:
-        columns = [f"{name}_{r}" for r in range(1, max(map(len, rows)) // 2) for name in ("token", "probability")]
-        lines.append(commands.save_table(csv_file, ["text", "filled", *columns], rows))
-    return commands.report("\n".join(lines), out)
+        lines += [] if files.table else [table(tokenizer, id_N, p_RW)]
+    columns = [f"{name}_{r}" for r in range(1, max(map(len, rows)) // 2) for name in ("token", "probability")]
+    return commands.finish(files, lines, lambda: (["text", "filled", *columns], rows))
 
 
 def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:

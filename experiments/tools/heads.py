@@ -18,14 +18,15 @@ are repeated once, an image classifier the images of --file. The columns:
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments import command as commands
-from experiments.config import disk, errors, settings as configs
+from experiments.config import errors, settings as configs
 from experiments.data import image_folder, inputs as tool_inputs
 from experiments.figures import inside as figures
 from experiments.model import variants
@@ -33,13 +34,24 @@ from experiments.pretrained import trained
 from experiments.studies import tables
 from tfm import inside, symmetry
 
-SCORES = ("previous", "duplicate", "induction", "entropy")
-FORM = ("s", "d", "skew")
+# Columns, and how the figure shows them.
+COLUMNS: dict[str, dict[str, Any]] = {
+    "previous": {"title": "attends to the token before"},
+    "duplicate": {"title": "to the same token, earlier"},
+    "induction": {"title": "to the token after that"},
+    "entropy": {"title": "entropy of the weights, nats", "limit": 0},
+    "s": {"title": "symmetry of U_q^T U_k", "is_signed": True},
+    "d": {"title": "directionality of U_q^T U_k", "is_signed": True},
+    "skew": {"title": "rank of its skew part", "limit": 0},
+    "worth": {"title": "worse without the head, nats", "limit": 0, "is_signed": True},
+}
+TOKEN_SCORES = ("previous", "duplicate", "induction")  # columns that need texts
 PLACES = 12  # rows of the printed table; the CSV file has all heads
 TOKENS = 50  # of a sequence, by default
 MOST_IMAGES = 32
 BATCH, LOGITS = 256, 2**27  # sequences, and logits, that are computed together
 KINDS = ("causal", "masked", "classes", "tokens", "synthetic", "image")
+Columns = dict[str, np.ndarray]  # {column: values (M, H)}, in the order of COLUMNS
 HELP = {
     "file": "Images for a classifier: an image, or a folder of images.",
     "sequences": "The number of sequences of random token ids.",
@@ -48,13 +60,6 @@ HELP = {
     "output": "A new .csv file with a row for each head.",
     "figure": "A new figure (.png, .svg or .pdf) with a panel for each column.",
 }
-
-
-class Heads(NamedTuple):
-    """The columns by name, (M, H) each, and a line that says on which inputs they were measured."""
-
-    columns: dict[str, np.ndarray]
-    line: str
 
 
 def run(
@@ -71,34 +76,28 @@ def run(
     workdir: commands.Path = "",
 ) -> str:
     """Print and return the table of the heads that are worth most; write all heads into `output` and `figure`."""
-    text_file, csv_file = commands.output(workdir, "heads.txt"), commands.output_table(output)
-    picture = figures.check_output(figure)
+    files = commands.check_files(workdir, "heads.txt", output, figure)
     model = commands.load(checkpoint, trust, device, *KINDS)
     check_probabilities(model)
     if model.kind == "image":
-        heads = measure_images(model, str(file))
+        columns, line = measure_images(model, str(file))
     else:
-        errors.refuse(
-            (str(file), f"--file = {file} is for images, and this model reads random token ids. Leave it out")
-        )
-        heads = measure_texts(model, sequences=sequences, tokens=tokens, seed=seed)
-    worth_MH = heads.columns["worth"]
-    lines = [heads.line, tables.align(tabulate(heads.columns))]
-    if worth_MH.size > PLACES:
-        lines.append(f"the {PLACES} heads of {worth_MH.size} that are worth most; --output writes all of them")
-    if csv_file:
-        rows = [
-            [m + 1, h + 1, *(float(x[m, h]) for x in heads.columns.values())] for m, h in np.ndindex(worth_MH.shape)
-        ]
-        lines.append(commands.save_table(csv_file, ["layer", "head", *heads.columns], rows))
-    if picture:
-        with disk.writing(picture):
-            lines.append(f"wrote {figures.heads(picture, heads.columns)}")
-    return commands.report("\n".join(lines), text_file)
+        unused = f"--file = {file} is for images, and this model reads random token ids. Leave it out"
+        errors.refuse((str(file), unused))
+        columns, line = measure_texts(model, sequences=sequences, tokens=tokens, seed=seed)
+    M, H = columns["worth"].shape
+    header = ["layer", "head", *columns]
+    rows = [[m + 1, h + 1, *(float(x_MH[m, h]) for x_MH in columns.values())] for m, h in np.ndindex(M, H)]
+    lines = [line, tables.align(tabulate(header, rows))]
+    lines += [f"the {PLACES} heads of {M * H} that are worth most; --output writes all of them"] * (M * H > PLACES)
+    labels = [f"{h + 1}" for h in range(H)]
+    panels = [figures.Panel(value_MI=x_MH, labels=labels, **COLUMNS[name]) for name, x_MH in columns.items()]
+    draw = functools.partial(figures.grids, panels=panels, title="scores of the heads (columns) of each layer (row)")
+    return commands.finish(files, lines, lambda: (header, rows), draw)
 
 
-def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> Heads:
-    """Return the columns of a model of texts, on random token ids that are repeated once."""
+def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> tuple[Columns, str]:
+    """Return the columns of a model of texts, on random token ids that are repeated once, and a line about them."""
     N = model.facts["N"]
     errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a text that repeats needs at least 4"))
     tokens = tokens or min(TOKENS, N // 2 * 2)
@@ -107,33 +106,26 @@ def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: 
     configs.at_least(1, {"--sequences": sequences})
     period = tokens // 2
     w_BN = inside.draw_repeated(jax.random.key(seed), W=model.facts["W"], B=sequences, period=period)
-    causal = model.kind == "causal"
 
-    def measure(logits_BNW: jax.Array, plain_BNW: jax.Array) -> jax.Array:
-        if not causal:
-            return divergence(logits_BNW, plain_BNW)
+    def measure_loss(logits_BNW: jax.Array, plain_BNW: jax.Array) -> jax.Array:
         log_p_BNW = jax.nn.log_softmax(logits_BNW[:, period:-1])  # the first token that repeats cannot be known
         return -jnp.take_along_axis(log_p_BNW, w_BN[:, period + 1 :, None], axis=-1).mean()
 
-    columns, A_MBHNN = measure_heads(model, np.asarray(w_BN), measure)
-    scores = inside.head_scores(A_MBHNN, period=period)
-    loss = f", loss {columns.pop('plain'):.3f} on the tokens that repeat" if causal else ""
-    columns.pop("plain", None)
-    line = f"{sequences} sequences of {tokens} random token ids, the second half repeats the first{loss}"
-    return Heads({name: np.asarray(scores[name]) for name in SCORES} | columns, line)
+    is_causal = model.kind == "causal"
+    columns, loss = measure_heads(model, np.asarray(w_BN), measure_loss if is_causal else divergence, period=period)
+    line = f"{sequences} sequences of {tokens} random token ids, the second half repeats the first"
+    return columns, line + f", loss {loss:.3f} on the tokens that repeat" * is_causal
 
 
-def measure_images(model: trained.Trained, source: str) -> Heads:
-    """Return the columns of an image classifier, on at most MOST_IMAGES images."""
+def measure_images(model: trained.Trained, source: str) -> tuple[Columns, str]:
+    """Return the columns of an image classifier, on at most MOST_IMAGES images, and a line about them."""
     commands.require("--file=photographs", source)
     data = tool_inputs.read_images(source)
     image_BYXZ = image_folder.read_batch(data.items[:MOST_IMAGES], model.image_format)
-    columns, A_MBHNN = measure_heads(model, image_BYXZ, divergence)
-    columns.pop("plain")
-    entropy_MH = inside.head_scores(A_MBHNN, period=1)["entropy"]
+    columns, _ = measure_heads(model, image_BYXZ, divergence, period=1)
+    columns = {name: x_MH for name, x_MH in columns.items() if name not in TOKEN_SCORES}
     n, total = len(image_BYXZ), len(data.items)
-    line = f"{n} image{'s' * (n > 1)}" + (f", the first of {total:,}" if total > n else "")
-    return Heads({"entropy": np.asarray(entropy_MH)} | columns, line)
+    return columns, f"{n} image{'s' * (n > 1)}" + (f", the first of {total:,}" if total > n else "")
 
 
 def check_probabilities(model: trained.Trained) -> None:
@@ -152,45 +144,45 @@ def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
     return jnp.sum(jnp.exp(log_p_BC) * (log_p_BC - jax.nn.log_softmax(logits_BC)), axis=-1).mean()
 
 
-def measure_heads(model: trained.Trained, inputs: np.ndarray, measure: Any) -> tuple[dict[str, Any], jax.Array]:
-    """Return the columns of the form and the worth, "plain": the measure without edits, and the weights A.
+def measure_heads(
+    model: trained.Trained, inputs: np.ndarray, measure: Callable, *, period: int
+) -> tuple[Columns, float]:
+    """Return the columns, in the order of COLUMNS, and the measure without edits.
 
-    measure(logits, logits without edits) -> a number that is smaller for better predictions.
+    measure(logits, logits without edits) -> a number that is smaller for better predictions. period: of the inputs.
     """
-    run = functools.partial(model.runs, model.params, inputs, None, None)
-    plain, activations = run({}, names=("A", "y"))
-    y_MBHNV = activations["y"]
-    mean_M1H1V = jnp.mean(y_MBHNV, axis=(1, 3), keepdims=True)
+    compute = functools.partial(model.compute, model.params, inputs, None, None, output="logits")
+    plain, look = compute(names=("A", "y"))
+    mean_M1H1V = jnp.mean(look["y"], axis=(1, 3), keepdims=True)
     batch = max(1, min(BATCH // len(inputs), LOGITS // plain.size))
-    edited_MH = inside.patch(lambda edit: measure(run(edit, names=())[0], plain), "y", mean_M1H1V, batch=batch)
+    edited_MH = inside.patch(lambda edit: measure(compute(edit)[0], plain), "y", mean_M1H1V, batch=batch)
     unedited = float(measure(plain, plain))
-    return measure_forms(model) | {"worth": np.asarray(edited_MH) - unedited, "plain": unedited}, activations["A"]
+    scores = inside.head_scores(look["A"], period=period) | measure_forms(model) | {"worth": edited_MH - unedited}
+    return {name: np.asarray(scores[name]) for name in COLUMNS if name in scores}, unedited
 
 
-def measure_forms(model: trained.Trained) -> dict[str, np.ndarray]:
+def measure_forms(model: trained.Trained) -> dict[str, jax.Array]:
     """Return s, d and the rank of the skew part of each head; {} if the score has no matrix U_q^T U_k."""
     m = model.fields
     factors = variants.choose(m, "score").factors
     if factors is None:
         return {}
 
-    def measure_layer(params: Any) -> tuple[jax.Array, ...]:
+    def measure_layer(params: Any) -> dict[str, jax.Array]:
         pair = factors(params, D=m.D)
-        return symmetry.symmetry(*pair), symmetry.directionality(*pair), symmetry.skew_rank(*pair)
+        functions = {"s": symmetry.symmetry, "d": symmetry.directionality, "skew": symmetry.skew_rank}
+        return {name: jnp.broadcast_to(function(*pair), m.H) for name, function in functions.items()}
 
-    measures = jax.jit(jax.vmap(measure_layer, axis_size=m.M))(model.params["blocks"]["score"])
-    return {name: np.broadcast_to(x_MH, (m.M, m.H)) for name, x_MH in zip(FORM, jax.device_get(measures), strict=True)}
+    return jax.jit(jax.vmap(measure_layer, axis_size=m.M))(model.params["blocks"]["score"])
 
 
-def tabulate(columns: dict[str, np.ndarray]) -> tables.Table:
+def tabulate(header: list[str], rows: list[list]) -> tables.Table:
     """Return the rows of the heads that are worth most."""
-    worth_MH = columns["worth"]
-    order = np.argsort(-worth_MH, axis=None, kind="stable")[:PLACES]
-    rows = []
-    for m, h in np.stack(np.unravel_index(order, worth_MH.shape), axis=1):
-        cells = [f"{x[m, h]:.0f}" if name == "skew" else f"{x[m, h]:.3f}" for name, x in columns.items()]
-        rows.append([f"{m + 1}.{h + 1}", *cells])
-    return tables.Table(["layer.head", *columns], rows)
+    head, cells = ["layer.head", *header[2:]], []
+    for m, h, *numbers in sorted(rows, key=lambda row: -row[-1])[:PLACES]:
+        texts = [f"{x:.0f}" if name == "skew" else f"{x:.3f}" for name, x in zip(head[1:], numbers, strict=True)]
+        cells.append([f"{m}.{h}", *texts])
+    return tables.Table(head, cells)
 
 
 if __name__ == "__main__":

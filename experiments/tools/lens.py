@@ -56,8 +56,7 @@ def run(
     workdir: commands.Path = "",
 ) -> str:
     """Print and return the table of the layers, and write the files `output` and `figure`."""
-    out, csv_file = commands.output(workdir, "lens.txt"), commands.output_table(output)
-    picture = figures.check_output(figure)
+    files = commands.check_files(workdir, "lens.txt", output, figure)
     model = commands.load(checkpoint, trust, device, "causal", "masked")
     id_N, names = prompts.read_prompt(model, prompt)
     right_N = find_right(model, id_N)
@@ -70,15 +69,16 @@ def run(
     lens = "Jacobian lens" if jacobian else "logit lens"
     kind = "the next token" if model.kind == "causal" else "the token itself"
     lines = [f"{lens}: rank and probability of {kind}", tables.align(tabulate(reading, top_MNR, names, right_N))]
-    if csv_file:
-        lines.append(commands.save_table(csv_file, *list_rows(reading, top_MNR, names, right)))
-    if picture:
-        title = f"most likely token after each layer ({lens}), and the probability of the right one: {kind}"
-        p_MN, is_right_MN = np.where(right_N == UNKNOWN, np.nan, reading.right_MN), reading.token_MNR[..., 0] == right_N
-        texts = {"top_MN": top_MNR[..., 0], "tokens": names, "right": right, "title": title}
-        with disk.writing(picture):
-            lines.append(f"wrote {figures.lens(picture, p_MN=p_MN, is_right_MN=is_right_MN, **texts)}")
-    return commands.report("\n".join(lines), out)
+    draw = functools.partial(
+        figures.lens,
+        p_MN=np.where(right_N == UNKNOWN, np.nan, reading.right_MN),
+        top_MN=top_MNR[..., 0],
+        is_right_MN=reading.token_MNR[..., 0] == right_N,
+        tokens=names,
+        right=right,
+        title=f"most likely token after each layer ({lens}), and the probability of the right one: {kind}",
+    )
+    return commands.finish(files, lines, lambda: list_rows(reading, top_MNR, names, right), draw)
 
 
 def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:

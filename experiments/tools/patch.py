@@ -13,6 +13,7 @@ are those of the mean logit difference over pairs. A .csv file with the columns 
 and other works too. Without a tokenizer (a synthetic task), texts are token ids.
 """
 
+import functools
 import pathlib
 from typing import NamedTuple
 
@@ -29,7 +30,9 @@ from experiments.tools import prompts
 from tfm import inside
 
 FIELDS = ("clean", "corrupted", "answer", "other")
-PLACES = 5  # of each table: the most effective ones
+PLACES = {"hidden": "token after the layer", "y": "output of head"}  # what is patched, by the name of the activation
+COLUMNS = ["activation", "layer", "index", "label", "logit_difference", "restored"]  # of the CSV file
+MOST = 5  # places in each table: the most effective ones
 BATCH = 2**12  # tokens that are computed together
 HELP = {
     "clean": "The text after which the model should say --answer.",
@@ -42,22 +45,13 @@ HELP = {
 }
 
 
-class Pairs(NamedTuple):
-    """P pairs of texts with N tokens, and the two tokens whose logits are compared."""
-
-    clean_PN: np.ndarray
-    corrupted_PN: np.ndarray
-    answer_P: np.ndarray
-    other_P: np.ndarray
-    tokens: list[str]  # of the first clean text
-
-
 class Grid(NamedTuple):
-    """The mean logit difference when the activation `name` is patched at a layer and index."""
+    """The mean logit difference when the activation `name` is patched at a layer and index, and the restored share."""
 
     name: str
-    value_MI: np.ndarray
     labels: list[str]  # of the index: tokens or heads
+    value_MI: np.ndarray
+    share_MI: np.ndarray
 
 
 def run(
@@ -75,35 +69,49 @@ def run(
     workdir: commands.Path = "",
 ) -> str:
     """Print and return the most effective places of each grid; write all of them into `output` and `figure`."""
-    values = dict(zip(FIELDS, (clean, corrupted, answer, other), strict=True))
-    given = [f"--{name}" for name, value in values.items() if value]
+    texts = dict(zip(FIELDS, (clean, corrupted, answer, other), strict=True))
+    given = [f"--{name}" for name, text in texts.items() if text]
     errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are both set. Give only one."))
-    text_file, csv_file = commands.output(workdir, "patch.txt"), commands.output_table(output)
-    picture = figures.check_output(figure)
+    files = commands.check_files(workdir, "patch.txt", output, figure)
     model = commands.load(checkpoint, trust, device, "causal", "synthetic")
-    pairs = read_pairs(model, pathlib.Path(file)) if str(file) else read_pair(model, values)
+    pairs = read_pairs(model, read_rows(pathlib.Path(file)) if str(file) else [("--", texts)])
     grids, ends = compute(model, pairs)
-    lines = [tables.align(tabulate(grid, *ends)) for grid in grids]
-    lines = [describe(pairs, *ends), *lines]
-    if csv_file:
-        lines.append(commands.save_table(csv_file, *list_places(grids, *ends)))
-    if picture:
-        with disk.writing(picture):
-            lines.append(f"wrote {figures.patching(picture, grids, *ends)}")
-    return commands.report("\n\n".join(lines), text_file)
+    rows = list_places(grids)
+    lines = [describe(pairs, *ends), *(f"\n{tables.align(tabulate(rows, name))}" for name in PLACES)]
+    panels = [figures.Panel(PLACES[grid.name], grid.share_MI, grid.labels, is_signed=True) for grid in grids]
+    title = "How much of the clean text's answer does one patch restore?"
+    draw = functools.partial(figures.grids, panels=panels, title=title)
+    return commands.finish(files, lines, lambda: (COLUMNS, rows), draw)
 
 
-def read_pair(model: trained.Trained, values: dict[str, str], place: str = "") -> Pairs:
-    """Return one pair from its four texts. place: the row of a table, for messages. Raises UserError for bad texts."""
-    names = {field: f"{place}, {field}" if place else f"--{field}" for field in FIELDS}
-    for field in FIELDS:
-        errors.refuse((not values[field], f"{names[field]} is missing or empty. A pair has {', '.join(FIELDS)}"))
-    (clean_N, tokens), (corrupted_N, _) = (prompts.read_prompt(model, values[f], names[f]) for f in FIELDS[:2])
-    counts = f"{names['clean']} has {len(clean_N)} tokens and {names['corrupted']} has {len(corrupted_N)}"
-    rule = "A patch replaces the token at the same position: give two texts with the same number of tokens"
-    errors.refuse((len(clean_N) != len(corrupted_N), f"{counts}. {rule}"))
-    answer, other = (np.array([read_token(model, values[field], names[field])]) for field in FIELDS[2:])
-    return Pairs(clean_N[None], corrupted_N[None], answer, other, tokens)
+def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
+    """Return the place of each row of a table, with which messages begin, and the row. Raises UserError."""
+    table = data_files.on_disk(file.expanduser())
+    errors.refuse((not data_tables.kind(table), f"--file = {file} is not a table. Give a .jsonl file or a .csv file"))
+    with disk.reading(file):
+        rows = [(f"{file}, {place}, ", row) for place, row in data_tables.kind(table)(table, *FIELDS)]
+    errors.refuse((not rows, f"{file} contains no pairs: each row has {', '.join(FIELDS)}"))
+    return rows
+
+
+def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str, np.ndarray]:
+    """Return the ids (P, N) of the texts, and (P,) of the tokens, of P rows: (beginning of messages, {field: text}).
+
+    Raises UserError for a missing or invalid text, and for texts of unequal lengths.
+    """
+    pairs: list[tuple] = []
+    for place, row in rows:
+        texts = [(f"{place}{field}", row.get(field)) for field in FIELDS]
+        for name, text in texts:
+            missing = f"{name} is missing or empty. A pair has {', '.join(FIELDS)}"
+            errors.refuse((text is None or text == "", missing), (not isinstance(text, str), f"{name} must be text"))
+        ids = [prompts.read_prompt(model, text, name)[0] for name, text in texts[:2]]
+        pairs.append((*ids, *(read_token(model, text, name) for name, text in texts[2:])))
+        for (name, _), id_N in zip(texts, ids, strict=False):
+            sizes = f"{rows[0][0]}clean has {len(pairs[0][0])} tokens and {name} has {len(id_N)} tokens"
+            rule = "A patch replaces the token at the same position: give texts with the same number of tokens"
+            errors.refuse((len(id_N) != len(pairs[0][0]), f"{sizes}. {rule}"))
+    return {field: np.array(ids) for field, ids in zip(FIELDS, zip(*pairs, strict=True), strict=True)}
 
 
 def read_token(model: trained.Trained, text: str, name: str) -> int:
@@ -117,80 +125,52 @@ def read_token(model: trained.Trained, text: str, name: str) -> int:
     return int(ids[0])
 
 
-def read_pairs(model: trained.Trained, file: pathlib.Path) -> Pairs:
-    """Return the pairs of a table. Raises UserError for rows without the four texts, and for unequal lengths."""
-    pairs, table = [], data_files.on_disk(file.expanduser())
-    errors.refuse((not data_tables.kind(table), f"--file = {file} is not a table. Give a .jsonl file or a .csv file"))
-    with disk.reading(file):
-        for place, row in data_tables.kind(table)(table, *FIELDS):
-            texts = {field: "" if row.get(field) is None else row[field] for field in FIELDS}
-            wrong = [field for field, text in texts.items() if not isinstance(text, str)]
-            errors.refuse((wrong, f"{file}, {place}: {', '.join(wrong)} must be text"))
-            pairs.append(read_pair(model, texts, f"{file}, {place}"))
-            N, first = pairs[-1].clean_PN.shape[1], pairs[0].clean_PN.shape[1]
-            rule = "All pairs must have the same number"
-            errors.refuse((N != first, f"{file}, {place} has {N} tokens, and the first pair {first}. {rule}"))
-    errors.refuse((not pairs, f"{file} contains no pairs: each row has {', '.join(FIELDS)}"))
-    columns = [np.concatenate(arrays) for arrays in list(zip(*pairs, strict=True))[:4]]
-    same_N = (columns[0] == columns[0][:1]).all(0)
-    tokens = [token if same else "" for token, same in zip(pairs[0].tokens, same_N, strict=True)]
-    return Pairs(*columns, tokens)
-
-
-def compute(model: trained.Trained, pairs: Pairs) -> tuple[list[Grid], tuple[float, float]]:
+def compute(model: trained.Trained, pairs: dict[str, np.ndarray]) -> tuple[list[Grid], tuple[float, float]]:
     """Return the grids of tokens and of heads, and the mean logit difference of the corrupted and the clean texts."""
-    index_P = np.arange(len(pairs.clean_PN))
+    clean_PN, corrupted_PN, answer_P, other_P = pairs.values()
+    index_P = np.arange(len(clean_PN))
 
-    def measure(edit: dict, inputs_PN: np.ndarray = pairs.corrupted_PN) -> jax.Array:
+    def measure(edit: dict, inputs_PN: np.ndarray = corrupted_PN) -> jax.Array:
         logits_PW, _ = model.run(inputs_PN, edit=edit, at=-1)
-        return (logits_PW[index_P, pairs.answer_P] - logits_PW[index_P, pairs.other_P]).mean()
+        return (logits_PW[index_P, answer_P] - logits_PW[index_P, other_P]).mean()
 
-    ends = float(measure({})), float(measure({}, pairs.clean_PN))
-    _, clean = model.run(pairs.clean_PN, look=("hidden", "y"), at=-1)
+    corrupted, clean = float(measure({})), float(measure({}, clean_PN))
     same = "The clean and the corrupted text have the same logit difference, so a patch has nothing to restore"
-    errors.refuse((ends[0] == ends[1], f"{same}. Give texts that differ, and two tokens"))
-    batch = max(1, BATCH // pairs.clean_PN.size)
+    errors.refuse((clean == corrupted, f"{same}. Give texts that differ, and two tokens"))
+    _, look = model.run(clean_PN, look=tuple(PLACES), at=-1)
     grids = []
-    for name in ("hidden", "y"):
-        value_MI = np.asarray(inside.patch(measure, name, clean[name], batch=batch))
-        numbers = range(1, value_MI.shape[1] + 1)
-        labels = [f"{n} {pairs.tokens[n - 1]}" if name == "hidden" else f"{n}" for n in numbers]
-        grids.append(Grid(name, value_MI, labels))
-    return grids, ends
+    for name in PLACES:
+        value_MI = np.asarray(inside.patch(measure, name, look[name], batch=max(1, BATCH // clean_PN.size)))
+        labels = [f"{i + 1}" for i in range(value_MI.shape[1])]
+        if name == "hidden":  # with the tokens that all clean texts have in common
+            for n in np.flatnonzero((clean_PN == clean_PN[0]).all(0)):
+                labels[n] += f" {prompts.spell(model, int(clean_PN[0, n]))}"
+        grids.append(Grid(name, labels, value_MI, (value_MI - corrupted) / (clean - corrupted)))
+    return grids, (corrupted, clean)
 
 
-def describe(pairs: Pairs, corrupted: float, clean: float) -> str:
+def describe(pairs: dict[str, np.ndarray], corrupted: float, clean: float) -> str:
     """Return a line with the logit differences between which the shares are measured."""
-    n, N = pairs.clean_PN.shape
+    n, N = pairs["clean"].shape
     text = f"{n:,} pair{'s' * (n > 1)} of {N} tokens. Logit difference answer - other: clean {clean:.3f}, corrupted "
     weak = ". The clean text does not favour the answer more than the corrupted one, so the shares mean nothing"
-    return f"{text}{corrupted:.3f}{'' if clean > corrupted else weak}"
+    return f"{text}{corrupted:.3f}{weak * (clean < corrupted)}"
 
 
-def share(value: np.ndarray, corrupted: float, clean: float) -> np.ndarray:
-    """Return the restored share of a logit difference."""
-    return (value - corrupted) / (clean - corrupted)
-
-
-def tabulate(grid: Grid, corrupted: float, clean: float) -> tables.Table:
-    """Return the most effective places of a grid."""
-    kind = "token after the layer" if grid.name == "hidden" else "output of head"
-    order = np.argsort(-np.abs(grid.value_MI - corrupted), axis=None, kind="stable")[:PLACES]
+def list_places(grids: list[Grid]) -> list[list]:
+    """Return a row with COLUMNS for each place of each grid."""
     rows = []
-    for m, i in np.stack(np.unravel_index(order, grid.value_MI.shape), axis=1):
-        value = grid.value_MI[m, i]
-        restored = f"{float(share(value, corrupted, clean)):z.2f}"
-        rows.append([f"{m + 1}", grid.labels[i], f"{value:.3f}", restored])
-    return tables.Table(["layer", kind, "logit difference", "restored"], rows)
+    for name, labels, value_MI, share_MI in grids:
+        for (m, i), value in np.ndenumerate(value_MI):
+            rows.append([name, m + 1, i + 1, labels[i], float(value), float(share_MI[m, i])])
+    return rows
 
 
-def list_places(grids: list[Grid], corrupted: float, clean: float) -> tuple[list[str], list[list]]:
-    """Return the header and the rows of the CSV file."""
-    rows = []
-    for grid in grids:
-        for (m, i), value in np.ndenumerate(grid.value_MI):
-            rows.append([grid.name, m + 1, i + 1, grid.labels[i], value, share(value, corrupted, clean)])
-    return ["activation", "layer", "index", "label", "logit_difference", "restored"], rows
+def tabulate(rows: list[list], name: str) -> tables.Table:
+    """Return the most effective places of the grid `name`."""
+    rows = sorted((row for row in rows if row[0] == name), key=lambda row: -abs(row[-1]))[:MOST]
+    cells = [[f"{m}", label, f"{value:.3f}", f"{share:z.2f}"] for _, m, _, label, value, share in rows]
+    return tables.Table(["layer", PLACES[name], "logit difference", "restored"], cells)
 
 
 if __name__ == "__main__":

@@ -47,21 +47,22 @@ def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.
     seeds = values.pop("seed", [config.seed])
     combinations = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
     few = f"the sweep of {', '.join(grid) or 'no setting'} has fewer than two combinations"
-    rule = f"It needs two values of a setting other than seed: {EXAMPLE}"
-    errors.refuse((len(combinations) < 2, f"{few}. {rule}"))
+    errors.refuse((len(combinations) * len(seeds) < 2, f"{few}. It needs two values of a setting: {EXAMPLE}"))
     study = configs.get_base("ablation", of=config)
     study.log, study.seed = config.log, configs.get_base().seed
     # The first combination is the reference, so that it stays when values are added.
-    arms = [(studies.name_values(combination), combination) for combination in [*combinations[1:], combinations[0]]]
+    arms = [(studies.name_values(entry) or studies.ALONE, entry) for entry in [*combinations[1:], combinations[0]]]
     study.study.update(arms=arms, seeds=seeds, keep_weights=True)
     return study
 
 
 def compare(settings: configs.Settings, result: runs.Result) -> runs.Result:
-    """Compare the runs of a finished sweep. Return its result with the figure added. settings: of the study."""
+    """Compare the runs of a finished sweep, unless only their seeds differ. Return its result with the figure added."""
     from experiments.tools import compare as comparing  # imports matplotlib, which takes a second
 
     study = studies.read(settings)
+    if len(study.arms) < 2:
+        return result
     in_order = study._replace(arms=[study.arms[-1], *study.arms[:-1]])  # of the grid
     folders = [result.folder / run.name for run in studies.runs(settings, in_order)]
     print()

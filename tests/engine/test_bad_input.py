@@ -158,6 +158,9 @@ model.relative_position=rotary_halves model.score=none model.D=9 model.H=3 | rot
 model.relative_position=rotary_halves:9:yarn:2 | rotary_halves:base:yarn:factor:N:fast:slow:length
 model.relative_position=rotary:9:linear:0 | relative_position | rotary:9:linear:0
 model.relative_position=rotary:0.5 | relative_position | rotary:base
+model.score=sym_plus_skew:3 | model.score | sym_plus_skew:3 | even | sym_plus_skew:2
+model.score=sym_plus_skew:_noself | model.score | even
+model.score=sym_plus_skew:1000000 | model.score | model.D
 model.relative_position=rotary: | relative_position | rotary:base
 model.relative_position=rotary:9:linear:2:3 | relative_position | rotary:base:linear:factor
 model.relative_position=rotary model.score=constant | relative_position | rotary | supports_rope

@@ -99,6 +99,17 @@ def draw_lens(path, *, M, N, tokens):
     return p_MN, top_MN, is_right_MN, texts
 
 
+def draw_grids(path, *, M, sizes, words):
+    """Draw random panels of these sizes, one with values above its limit and one of NaN. Return the values."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(M, size)) for size in sizes] + [np.full((M, 2), np.nan)]
+    labels = [[f"{i + 1} {words[i % len(words)]}" for i in range(x_MI.shape[1])] for x_MI in values]
+    panels = [inside_figures.Panel("restored $5", *pair, is_signed=True) for pair in zip(values, labels, strict=True)]
+    panels.append(inside_figures.Panel("entropy of the weights, nats", np.abs(values[0]), labels[0], limit=0))
+    inside_figures.grids(path, panels, title="How much of the clean answer does one patch restore?")
+    return values
+
+
 WORDS = ["The", " permutation-equivariant", "\n", "漢", "\t", "$"]
 FIGURES = {
     "curves, nothing": lambda p: draw_curves(p, []),
@@ -111,10 +122,24 @@ FIGURES = {
     "lens": lambda p: draw_lens(p, M=5, N=7, tokens=WORDS),
     "lens, long": lambda p: draw_lens(p, M=1, N=40, tokens=["MMMMMMMMM", "5", "$"]),
     "lens, one token": lambda p: draw_lens(p, M=12, N=1, tokens=["5"]),
+    "grids": lambda p: draw_grids(p, M=2, sizes=(5, 4, 3, 2), words=WORDS),
+    "grids, large": lambda p: draw_grids(p, M=24, sizes=(64, 16), words=["MMMMMMMMM"]),
     "course of a study": lambda p: draw_study_figure(p, "course"),
     "differences of a study": lambda p: draw_study_figure(p, "differences"),
     "hidden patches": lambda p: draw_hidden_patches(p, B=4, Y=8),
 }
+
+
+def test_grids_show_their_values_between_their_limits(monkeypatch, tmp_path):
+    drawings = []
+    monkeypatch.setattr(plots, "write", lambda drawing, path: drawings.append(drawing))
+    values = draw_grids(tmp_path / "a.png", M=3, sizes=(5, 2), words=WORDS)
+    images = [axes.images[0] for axes in drawings[0].axes if axes.images]
+    largest = np.abs(values[0]).max()
+    assert largest > 1 and [picture.get_clim() for picture in images] == [(-1, 1)] * 3 + [(0, largest)]
+    for picture, x_MI in zip(images, [*values, np.abs(values[0])], strict=True):
+        np.testing.assert_array_equal(picture.get_array().filled(np.nan), x_MI)
+        assert picture.origin == "lower"
 
 
 @pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)

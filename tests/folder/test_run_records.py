@@ -96,8 +96,8 @@ def test_a_new_file_is_checked_before_the_work(tmp_path):
     (tmp_path / "old.csv").touch()
     for name in ("link.csv", "folder.csv", "old.csv", "old.csv/new.csv", f"{'a' * 240}.csv", f"{'a' * 300}/b.csv"):
         with raises(errors.UserError, tmp_path / name, "--output"):
-            commands.output_table(tmp_path / name)
-    file = commands.output_table(tmp_path / "new" / f"{'a' * (disk.LONGEST_NAME - 4)}.csv")
+            commands.new_file(tmp_path / name, "--output", ".csv")
+    file = commands.new_file(tmp_path / "new" / f"{'a' * (disk.LONGEST_NAME - 4)}.csv", "--output", ".csv")
     assert not file.exists()
     with raises(errors.UserError, "cannot be written"):
         disk.write_new(tmp_path / "old.csv" / "d", b"")

@@ -15,7 +15,7 @@ from errors import raises
 
 import launch
 from experiments.config import errors
-from experiments.studies import results, statistics
+from experiments.studies import inference, results, statistics
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -91,9 +91,50 @@ def test_the_script_reads_the_report_of_a_study(noise, tmp_path, capsys, monkeyp
     results.write(tmp_path, study_folder.make_study(tuple(losses), seeds=range(4)), session={})
     noise.main(str(tmp_path), str(tmp_path / "figure.png"))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "4 runs: mean 2.1250, SD 0.1708"
-    assert len([line for line in lines if line.startswith("| ")]) == len(noise.GAINS) * len(noise.RULES)
+    assert "4 runs: mean 2.1250, SD 0.1708" in lines
+    rows = [line for line in lines if line.startswith("| ")]
+    assert len(rows) == len(noise.GAINS) * len(noise.RULES) + 4 * len(noise.SIMULATED)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_screened_edit_is_judged_at_the_level_of_its_place(noise):
+    difference_OI, m_O = np.random.default_rng(0).normal(-0.7, 1, (50, 6)), np.arange(50) % 7
+    expected = [inference.interval(one, max(m, 1))[1] < 0 for one, m in zip(difference_OI, m_O, strict=True)]
+    assert noise.is_below(difference_OI, m_O).tolist() == expected and 5 < sum(expected) < 45
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_screen_costs_a_run_for_each_edit_and_has_the_error_rate_of_a_verdict(noise, at_once):
+    kept_OE, runs_O = noise.search(np.zeros((2000, 20)), 1, 5, at_once)
+    assert 0.001 < kept_OE.any(1).mean() < 0.035  # the level is 2.5 %
+    assert (runs_O - 21 - 5).min() >= 0 and ((runs_O - 21) % 5 == 0).all() and 60 < runs_O.mean() < 85
+    large = np.tile([1.0, -1.0], (10, 10))  # a hundred SDs
+    kept_OE, runs_O = noise.search(large, 1, 5, at_once)
+    assert (kept_OE == (large > 0)).all() and (runs_O == 21 + 11 * 5).all()
+
+
+def test_the_rules_without_a_screen_or_a_verdict_are_those_of_the_replay(noise):
+    kept_OE, runs_O = noise.search(np.zeros((4000, 100)), 1, 0, False)
+    assert kept_OE.sum(1).mean() == pytest.approx(4.2, abs=0.15) and (runs_O == 101).all()
+    kept_OE, runs_O = noise.search(np.tile([1.0, -1.0], (10, 10)), 0, 5, False)
+    assert kept_OE[:, ::2].all() and not kept_OE[:, 1::2].any() and (runs_O == 21 * 5).all()
+
+
+def test_a_gate_of_one_size_is_keep_if_better_and_more_sizes_pass_less(noise, monkeypatch):
+    monkeypatch.setattr(noise, "ORDERS", 2000)
+    lines = [noise.simulate_gate(sizes) for sizes in (1, 4)]
+    first = [float(re.search(r": ([\d.]+) %", line)[1]) for line in lines]
+    kept = [float(re.search(r"pass, ([\d.]+)", line)[1]) for line in lines]
+    assert first == pytest.approx([50, 6.25], rel=0.15) and kept == pytest.approx([4.2, 0.9], rel=0.08)
+
+
+def test_the_page_has_the_rows_that_the_script_simulates(noise, capsys):
+    page = (ROOT / "docs" / "search_noise.md").read_text(encoding="utf-8")
+    noise.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    names = [row.split("|")[1:3] for row in rows]
+    table = page.partition("## Does a cheap screen help?")[2].splitlines()
+    assert names == [line.split("|")[1:3] for line in table if line.startswith("| ")][1:]
 
 
 def test_the_search_of_the_guide_decides_resumes_and_tests_once(search, monkeypatch, capsys):

@@ -116,7 +116,8 @@ def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
     assert len({arm.name for arm in tuning.trials(design).arms}) == 6
     assert not any("study.tune" in arm.changes for arm in tuning.trials(design).arms)
     points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(design, "own")]
-    (figure,) = tuning.draw(tmp_path, design, [tuning.Tuned(design.conditions[0].name, "own", points, points[0], [])])
+    choice = tuning.Tuned(design.conditions[0].name, "own", points, points[0], [], points[0].values)
+    (figure,) = tuning.draw(tmp_path, design, [choice])
     assert figure.file.is_file()
 
 
@@ -137,6 +138,8 @@ def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
     design = write_tuning(tmp_path, tied=[(2, 2), (1, 1.4), (0, None)], usual=[(3, 1), (3, 1), (5, 5)])
     tied, usual = tuning.read(tmp_path, design)
     assert (tied.best.values, tied.best.mean, tied.edges) == ({"optim.learning_rate": 0.2}, 1.2, [])
+    assert (tied.chosen, tied.kept) == (tied.best.values, "a neighbour diverged")
+    assert "not interpolated: all, tied (a neighbour diverged)" in tuning.table([tied, usual]).notes[-1]
     assert (usual.best.values, usual.edges) == ({"optim.learning_rate": 0.1}, ["optim.learning_rate"])  # the first
     assert tied.points[2].mean is None and "0.4: diverged" in tuning.table([tied]).rows[0][-1]
     accuracy_study = design._replace(conditions=[design.conditions[0]._replace(metric="eval/accuracy")])
@@ -147,6 +150,104 @@ def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
     next(tmp_path.glob("tuning/all/usual@*/seed_8/summary.json")).unlink()
     # The tuning of "usual" is not finished.
     assert [choice.arm for choice in tuning.read(tmp_path, accuracy_study)] == ["tied"]
+
+
+def make_points(losses, **others):
+    """Return points whose learning rates are the keys, each with one loss (None: it diverged)."""
+    return [tuning.Point({tuning.RATE: rate} | others, {8: loss}) for rate, loss in losses.items()]
+
+
+def test_the_rate_is_the_vertex_of_the_parabola_through_the_best_and_its_neighbours():
+    """Beyond the neighbours, the losses are no parabola. The grid is neither sorted nor evenly spaced."""
+    losses = {rate: 2.0 + 0.1 * np.log(rate / 0.0123) ** 2 for rate in (0.03, 0.005, 0.01)} | {0.1: 2.3, 0.001: 9.0}
+    for sign in (1, -1):  # a loss; an accuracy
+        points = make_points({rate: sign * loss for rate, loss in losses.items()}, ema=0.9)
+        best = next(point for point in points if point.values[tuning.RATE] == 0.01)
+        others = make_points({0.008: 0.0, 0.012: 0.0}, ema=0.0)  # other settings are not at their best
+        assert tuning.interpolate(points + others, best, sign) == ({tuning.RATE: 0.0123, "ema": 0.9}, "")
+
+
+CHOICES = [  # losses of the rates 0.1, 0.2, 0.4 and 0.8; the chosen rate; the reason
+    ([2, 1, 2, 9], 0.2, ""),
+    ([1.0, 1.1, 1.6, 9], 0.119, ""),  # an end of the grid: 0.1 * 2^(1/4)
+    ([9, 1.6, 1.1, 1.0], 0.673, ""),
+    ([1, 2, 3.5, 9], 0.1, ""),  # the vertex is outside the grid
+    ([9, 3.5, 2, 1], 0.8, ""),
+    ([1.0, 1.5, 1.6, 9], 0.1, ""),  # the vertex is the worst point of the parabola
+    ([2, 1, None, 9], 0.2, "a neighbour diverged"),
+    ([None, 1, 2, 9], 0.2, "a neighbour diverged"),
+    ([1, 1, 1, 1], 0.1, ""),
+]
+
+
+@pytest.mark.parametrize(("losses", "rate", "reason"), CHOICES)
+def test_the_rate_is_at_most_half_a_step_from_the_best_one_that_was_tried(losses, rate, reason):
+    for sign in (1, -1):
+        signed = [None if loss is None else sign * loss for loss in losses]
+        points = make_points(dict(zip((0.1, 0.2, 0.4, 0.8), signed, strict=True)))
+        best = points[[loss or 99 for loss in losses].index(min(loss or 99 for loss in losses))]
+        assert tuning.interpolate(points, best, sign) == ({tuning.RATE: rate}, reason)
+
+
+def test_two_rates_and_rates_of_0_and_other_settings_are_not_interpolated():
+    grids = [make_points({0.1: 1.0, 0.2: 2.0}), make_points({0.1: 1.0, 0.2: 2.0, 0.0: 1.1})]
+    grids.append([tuning.Point({"optim.ema": ema}, {8: loss}) for ema, loss in ((0.2, 1), (0.1, 1.1), (0.4, 3))])
+    for points in grids:
+        assert tuning.interpolate(points, points[0]) == (points[0].values, "")
+
+
+def test_an_arm_whose_runs_have_the_rate_of_the_grid_keeps_it(tmp_path):
+    design = write_tuning(tmp_path / "A", tied=[(2, 2), (1, 1), (3, 3)], usual=[(2, 2), (1, 1), (2, 2)])
+    assert [choice.chosen[tuning.RATE] for choice in tuning.read(tmp_path / "A", design)] == [0.178, 0.2]
+    for part, rate in (("A", 0.1), ("B", 0.2)):
+        place = study_folder.write_run(tmp_path / part, "all", "tied", 7, metrics={"eval/loss": 1.0})
+        (place / "config.json").write_text(json.dumps({"config": {"optim": {"learning_rate": rate}}}))
+    tied, _ = tuning.read(tmp_path / "A", design)
+    assert (tied.chosen[tuning.RATE], tied.kept) == (0.178, "")
+    tied, usual = tuning.read(tmp_path / "A", design._replace(also=[tmp_path / "B"]))
+    assert (tied.chosen[tuning.RATE], tied.kept) == (0.2, "runs with the tried rate exist")
+    assert tied.record()["not_interpolated"] == tied.kept and "= 0.2" in str(tied)
+    assert not usual.kept and "tied (runs with the tried rate exist)" in tuning.table([tied, usual]).notes[-1]
+
+
+def set_tuning(folder, losses_of_arms):
+    """Replace the losses of the finished tuning runs. losses_of_arms: arm -> rate -> loss."""
+    for file in folder.glob("study/tuning/all/*/seed_*/summary.json"):
+        summary = json.loads(file.read_text())
+        arm, _, rate = summary["arm"].partition("@learning_rate=")
+        file.write_text(json.dumps(summary | {"eval/loss": losses_of_arms[arm][float(rate)]}))
+
+
+def read_rates(folder):
+    """Return arm/seed -> learning rate, of the compared runs."""
+    configs = {file.parent: json.loads(file.read_text()) for file in folder.glob("study/all/*/seed_*/config.json")}
+    return {f"{p.parent.name}/{p.name}": content["config"]["optim"]["learning_rate"] for p, content in configs.items()}
+
+
+def test_compared_runs_have_the_interpolated_rate_and_rates_are_never_mixed(tmp_path, monkeypatch):
+    changes = {
+        "study__experiment": "parted_dots",
+        "study__arms": [["decay", {"optim.weight_decay": 0.05}], ["plain", {}]],
+    }
+    changes |= {"study__tune": [[tuning.RATE, [1e-3, 2e-3, 4e-3]]], "study__tune_seeds": [8], "study__seeds": [3]}
+    assert tiny_study.run(tmp_path, **changes).code == 0
+    shutil.rmtree(tmp_path / "study" / "all")
+    first = {"decay": {1e-3: 2.0, 2e-3: 1.0, 4e-3: 3.0}, "plain": {1e-3: 3.0, 2e-3: 1.0, 4e-3: 2.0}}
+    set_tuning(tmp_path, first)
+    with monkeypatch.context() as patch:  # as in earlier versions
+        patch.setattr(tuning, "interpolate", lambda points, best, sign: (best.values, ""))
+        assert tiny_study.run(tmp_path, **changes).code == 0
+    outcome = tiny_study.run(tmp_path, **changes | {"study__seeds": [3, 5]})
+    assert (outcome.code, read_rates(tmp_path)) == (0, dict.fromkeys(read_rates(tmp_path), 2e-3))
+    assert len(read_rates(tmp_path)) == 4
+    shutil.rmtree(tmp_path / "study" / "all")
+    outcome = tiny_study.run(tmp_path, **changes)
+    assert outcome.code == 0 and "decay, plain x 1 seed:" in outcome.out  # one program
+    assert read_rates(tmp_path) == {"decay/seed_3": 0.00178, "plain/seed_3": 0.00224}
+    set_tuning(tmp_path, first | {"plain": {1e-3: 2.0, 2e-3: 1.0, 4e-3: 3.0}})
+    outcome = tiny_study.run(tmp_path, **changes | {"study__seeds": [3, 5]})
+    assert outcome.code == 2 and "optim.learning_rate (0.00224 -> 0.00178)" in outcome.err and "plain" in outcome.err
+    assert not list(tmp_path.glob("study/all/*/seed_5/summary.json"))
 
 
 def test_an_arm_that_diverges_with_all_values_is_an_error(tmp_path):

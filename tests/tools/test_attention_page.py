@@ -3,6 +3,7 @@
 import base64
 import html.parser
 import json
+import re
 
 import numpy as np
 import published
@@ -19,23 +20,26 @@ PROMPT = " ".join(map(str, IDS))
 
 
 class Page(html.parser.HTMLParser):
-    """The texts of the elements of a page, by tag, and all its attributes."""
+    """The texts of the elements of a page, by tag, and all its attributes. Elements that are not closed fail."""
 
     def __init__(self, text: str):
         super().__init__()
-        self.texts, self.attributes, self.open = {}, [], ""
+        self.texts, self.attributes, self.open = {}, [], []
         self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag, attributes):
-        self.open, self.attributes = tag, self.attributes + attributes
+        self.attributes += attributes
         self.texts.setdefault(tag, []).append("")
+        if tag != "meta":
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
-        self.open = ""
+        assert self.open.pop() == tag
 
     def handle_data(self, data):
         if self.open:
-            self.texts[self.open][-1] += data
+            self.texts[self.open[-1]][-1] += data
 
 
 def read_data(text: str) -> tuple[dict, np.ndarray]:
@@ -111,7 +115,7 @@ def test_a_classifier_of_images_has_a_page_of_its_patches(head, tmp_path):
     assert (outcome.code, outcome.err) == (0, "") and f"{tmp_path / 'a.png'}: 8 x 8 pixels" in outcome.out
     model = open_model.open(run)
     image_BYXZ, _ = image_file.read(tmp_path / "a.png", model.image_format)
-    A_MHNN = np.asarray(model.activations(model.params, image_BYXZ, None, names=("A",))["A"])[:, 0]
+    A_MHNN = np.asarray(model.compute(model.params, image_BYXZ, names=("A",), output="features")[1]["A"])[:, 0]
     check_page(tmp_path / "a.html", A_MHNN, ["class"] * (head == "class_token") + ["1,1", "1,2", "2,1", "2,2"])
     assert "Give --file, not --prompt" in tiny.refusal(attention, checkpoint=run, prompt="a")
     assert "--file is missing" in tiny.refusal(attention, checkpoint=run)
@@ -126,7 +130,16 @@ def test_texts_are_escaped_and_the_page_loads_nothing():
     assert page.texts["h1"] == ["Attention of <i>run</i> & \N{REPLACEMENT CHARACTER}"]
     assert read_data(text)[0]["names"] == names
     assert not {"src", "href", "onload"} & {name for name, _ in page.attributes} and "innerHTML" not in text
+    assert not re.search(r"https?:|url\(|@import|import\(|fetch|XMLHttp|WebSocket|importScripts|sendBeacon", text)
     assert any("default-src 'none'" in (value or "") for _, value in page.attributes)
+
+
+def test_the_page_has_each_element_that_its_script_asks_for_once():
+    A_MHNN = np.full((1, 2, 3, 3), 0.2, np.float32)
+    page = Page(attention.render("a", A_MHNN, ["a", "b", "c"], attention.measure(A_MHNN)))
+    ids = [value for name, value in page.attributes if name == "id"]
+    wanted = {*re.findall(r'(?:find|getElementById|addTokens)\("(\w+)"\)', page.texts["script"][1])}
+    assert {"data", "layer", "head", "reading", "from", "to", "heads"} <= wanted <= {*ids} and len(ids) == len({*ids})
 
 
 def test_weights_above_one_and_below_zero_fit_into_bytes():

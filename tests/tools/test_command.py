@@ -1,7 +1,9 @@
 """Tools: flags are a function's arguments, and an error is one message and an exit code."""
 
+import importlib
 import io
 import os
+import pathlib
 import sys
 
 import pytest
@@ -11,20 +13,9 @@ from configs import base
 from experiments import command as commands
 from experiments.config import errors
 from experiments.pretrained import families
-from experiments.tools import (
-    attention,
-    classify,
-    evaluate,
-    export,
-    fill,
-    lens,
-    report,
-    sample,
-    symmetry as symmetry_tool,
-    translate,
-)
+from experiments.tools import __main__ as tools_main
 
-TOOLS = (sample, fill, classify, evaluate, export, report, symmetry_tool, translate, lens, attention)
+TOOLS = [importlib.import_module(f"experiments.tools.{name}") for name in tools_main.list_tools()]
 HELP = {"size": "A size.", "share": "A share.", "names": "Several names."}
 
 
@@ -87,9 +78,38 @@ def test_a_closed_output_ends_the_command_without_a_traceback(monkeypatch):
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__.rpartition(".")[2])
 def test_a_tool_explains_all_its_arguments(tool, capsys):
     with pytest.raises(SystemExit) as end:
-        commands.arguments(tool.run, tool.HELP, ["tool", "--help"])
+        positional = next((name for name in ("runs", "table") if name in commands.list_flags(tool.run)), "")
+        commands.arguments(tool.run, tool.HELP, ["tool", "--help"], positional=positional)
     text = capsys.readouterr().out
-    assert end.value.code == 0 and tool.__doc__.splitlines()[0] in text and "--workdir: " in text
+    assert end.value.code == 0 and tool.__doc__.splitlines()[0] in text and "absl" not in text
+    missing = [name for name in commands.list_flags(tool.run) if f"--{name}: " not in text]
+    assert set(missing) <= {"table", "runs"} | {name for name in missing if f"--[no]{name}: " in text}
+
+
+def test_flags_are_in_the_order_of_the_arguments_with_their_defaults():
+    def run(own: int = 0, checkpoint: str = "", rows: tuple[str, ...] = (), flag: bool = False, rate: float = 0.5):
+        pass
+
+    help = commands.HELP | {"own": "A number.", "rows": "A row.", "flag": "A switch.", "rate": "A rate."}
+    assert commands.describe_flags(commands.list_flags(run), help).splitlines() == [
+        "Flags of this tool:",
+        "  --own: A number. Default: 0.",
+        "  --rows: A row. Repeat it for several.",
+        "  --[no]flag: A switch.",
+        "  --rate: A rate. Default: 0.5.",
+        "",
+        "Flags that most tools have:",
+        "  --checkpoint: The model: a run's folder, or a published model's folder or file.",
+    ]
+
+
+def test_the_list_of_tools_has_a_line_for_each_command(capsys):
+    tools_main.main()
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert lines == [[tool.__name__.rpartition(".")[2], tool.__doc__.splitlines()[0]] for tool in TOOLS]
+    folder = pathlib.Path(tools_main.__file__).parent
+    commands_of = [file.stem for file in folder.glob("*.py") if "commands.main(" in file.read_text(encoding="utf-8")]
+    assert sorted(commands_of) == [name for name, _ in lines]
 
 
 def test_fields_missing_in_published_files_have_the_config_s_defaults():

@@ -15,7 +15,7 @@ from errors import raises
 from scipy import stats
 
 from experiments.config import errors
-from experiments.studies import figures as study_figures, inference, results, sentences, statistics
+from experiments.studies import figures as study_figures, inference, results, run_table, sentences, statistics
 from experiments.tools import verdict
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,18 +40,20 @@ def only_png(monkeypatch):
     monkeypatch.setattr(study_figures, "ALSO", ())
 
 
-def test_the_table_of_a_study_gives_the_verdict_of_the_study(tmp_path):
+def test_the_table_of_a_study_gives_the_verdict_of_the_study(tmp_path, capsys):
     study = study_folder.make_study(("tied", "none", "asymmetric"), conditions=("a", "b"), seeds=(0, 1, 2, 3))
     draw = np.random.default_rng(0)
     for condition in ("a", "b"):
         losses = {arm: (1 + shift + draw.normal(0, 0.1, 4)).tolist() for arm, shift in (("tied", 1), ("none", 0))}
         losses |= {"asymmetric": draw.normal(1, 0.1, 4).tolist()}
         study_folder.write_losses(tmp_path / "study", condition, losses)
-    place = tmp_path / "study" / "b" / "none" / "seed_3" / "summary.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"diverged_at": 7}))
+    for name, change in (("a/tied", {"eval/loss": None}), ("b/none", {"diverged_at": 7})):
+        place = tmp_path / "study" / name / "seed_3" / "summary.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | change))
     results.write(tmp_path / "study", study, session={})
     expected = results.analyse(tmp_path / "study", study).conditions
     analysis = verdict.run([tmp_path / "study" / "runs.csv"], metric="eval/loss")
+    assert 'reference: "asymmetric", the last arm, as in runs.csv' in capsys.readouterr().out
     for condition, of_study in zip(analysis.conditions, expected, strict=True):
         for arm, arm_of_study in zip(condition.arms, of_study.arms, strict=True):
             for field in ("name", "values", "diverged", "difference"):
@@ -69,7 +71,7 @@ def test_runs_without_a_partner_are_counted(tmp_path):
 
 def test_arms_without_common_seeds_are_compared_by_welch(tmp_path):
     file = write(tmp_path, {"new": NEW, "old": OLD}, seeds=False)
-    [condition] = verdict.run([file]).conditions
+    [condition] = verdict.run([file], reference="old").conditions
     difference = condition.compared[0].difference
     variances = np.var(NEW, ddof=1) / 3, np.var(OLD, ddof=1) / 5
     half, mean = stats.t.ppf(0.975, 2) * np.sqrt(sum(variances)), np.mean(NEW) - np.mean(OLD)
@@ -100,14 +102,14 @@ def test_arms_without_common_seeds_are_compared_by_welch(tmp_path):
 )
 def test_unpaired_kinds_are_those_of_pairs(tmp_path, new, old, margin, kind):
     file = write(tmp_path, {"new": new, "old": old}, seeds=False)
-    assert verdict.run([file], margin=float(margin)).conditions[0].compared[0].difference.kind == kind
+    assert verdict.run([file], margin=float(margin), reference="old").conditions[0].compared[0].difference.kind == kind
 
 
 def test_the_report_says_what_is_unpaired_diverged_or_of_other_steps_and_has_no_empty_parts(tmp_path):
     rows = [f"{arm},{seed},100,{x}" for arm in ("a b/c", "base") for seed, x in enumerate(OLD, start=arm == "base")]
-    rows += [f"muon,,90,{x}" for x in ("", *NEW)]
+    rows += [f"muon,,90,{x}" for x in ("nan", *NEW)]
     (tmp_path / "results.csv").write_text(HEAD + "\n".join([*rows[:5], *rows[10:], *rows[5:10]]) + "\n")
-    code, out, err = run_command(tmp_path / "results.csv", f"--workdir={tmp_path / 'out'}")
+    code, out, err = run_command(tmp_path / "results.csv", "--reference=base", f"--workdir={tmp_path / 'out'}")
     assert (code, err) == (0, "") and "parameters" not in out
     files = sorted(str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*.*"))
     expected = ["figures/differences_all.png", "report.html", "report.json", "report.md", "runs.csv"]
@@ -118,9 +120,12 @@ def test_the_report_says_what_is_unpaired_diverged_or_of_other_steps_and_has_no_
     for absent in ("unknown", "parameters", "FLOP", "config", "symmetry", "Attention", "Training", "hardware"):
         assert absent not in text and absent not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL), absent
     table = (tmp_path / "out" / "runs.csv").read_text().splitlines()
-    assert table[0].startswith("condition,arm,seed,loss,") and table[6].startswith("all,muon,,,")
+    assert table[0].startswith("condition,arm,seed,loss,") and table[6].startswith("all,muon,,nan,")
     again = verdict.run([tmp_path / "out" / "runs.csv"]).conditions[0]
-    first, second = (condition.compared for condition in (again, verdict.run([tmp_path / "results.csv"]).conditions[0]))
+    first, second = (
+        condition.compared
+        for condition in (again, verdict.run([tmp_path / "results.csv"], reference="base").conditions[0])
+    )
     assert [arm.difference for arm in first] == [arm.difference for arm in second]
     assert [arm.difference.n for arm in first] == [4, 3]  # seeds 1, 2, 3, 4 have pairs
 
@@ -165,9 +170,98 @@ def test_names_of_columns_and_arms_are_recognised_and_what_is_read_otherwise_is_
     rows = [f"{arm},{seed},{0.5 + seed / 100}" for arm in ("a b", "base") for seed in range(3)]
     file.write_text("\n".join([" Arm,random_seed ,Test Accuracy", *rows, " a  b,3,nan", "base,3,0.6"]) + "\n")
     code, out, err = run_command(file)
-    lines = ["Test Accuracy: higher is better. --better=less", "Test Accuracy, which count as diverged runs: 1"]
-    assert (code, err) == (0, "") and all(line in out for line in [*lines, "one arm, 'a b': [' a  b', 'a b']"])
+    lines = ["Test Accuracy: higher is better. --better=less", "diverged_at, or their state): 1"]
+    assert (code, err) == (0, "") and all(line in out for line in [*lines, "one arm, 'a b': ['a  b', 'a b']"])
     assert '"a b": better' not in out and "unstable" in out
+
+
+LONG = "arm,seed,accuracy\nours,0,73.4\nours,1,74.0\nours,2,73.1\nbaseline,0,71.0\nbaseline,1,72.5\nbaseline,2,71.5\n"
+STEPS = "arm,seed,step,accuracy\n" + "".join(
+    f"{line.rpartition(',')[0]},{step},{x}\n"
+    for line in LONG.splitlines()[1:]
+    for step, x in ((20, line.rpartition(",")[2]), (10, "9"), (30, ""))
+)
+WIDE = "seed,baseline,ours\n0,71.0,73.4\n1,72.5,74.0\n2,71.5,73.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "lines"),
+    [
+        (WIDE, {"wide": True, "metric": "accuracy"}, ["columns that are arms: baseline, ours"]),
+        ("," + WIDE.replace("\n", "\n7,", 3), {"wide": True, "metric": "accuracy"}, ["arms: baseline, ours\n"]),
+        (
+            LONG.replace("arm,seed,accuracy", "Model, Random Seed ,accuracy"),
+            {},
+            ['"Model" is read as arm', '"Random Seed" is read as seed'],
+        ),
+        (LONG.replace("arm", "Method").replace("\n", ",run\n").replace("y,run", "y,Name"), {"metric": "accuracy"}, []),
+        (re.sub(r"(\.\d)", r"\1 %", LONG), {}, ["cells with a % sign, read as percentages: 6\n"]),
+        (LONG + "ours,3,\nours,4,N/A\n", {}, ["left out as missing: 2\n", "runs without a row that is used: 2\n"]),
+        (
+            STEPS,
+            {},
+            [
+                '"step" is read as steps',
+                "rows of earlier steps of a run",
+                "with a value is used: 6\n",
+                "left out as missing: 6\n",
+            ],
+        ),
+        (STEPS.replace("step", "epoch").replace("\n", ",5\n").replace("y,5", "y,Step"), {"reference": "no"}, None),
+        (
+            LONG.replace("\n", ",finished\n").replace("y,finished", "y,State") + "ours,3,70,running\n",
+            {},
+            ["rows by their state: 6 finished (used), 1 running (left out)", "row that is used: 1\n"],
+        ),
+    ],
+)
+def test_a_table_of_another_form_is_read_as_the_long_one_and_says_so(tmp_path, capsys, text, options, lines):
+    (tmp_path / "long.csv").write_text(LONG)
+    (tmp_path / "results.csv").write_text(text)
+    expected = verdict.run([tmp_path / "long.csv"]).conditions[0]
+    assert 'reference: "baseline", by its name' in capsys.readouterr().out
+    if lines is None:  # two columns of steps: Step counts, and has each step twice
+        with raises(errors.UserError, "line 3", "twice"):
+            verdict.run([tmp_path / "results.csv"], **options)
+        return
+    condition = verdict.run([tmp_path / "results.csv"], **options).conditions[0]
+    assert [(arm.name, arm.values, arm.difference) for arm in condition.arms] == [
+        (arm.name, arm.values, arm.difference) for arm in expected.arms
+    ]
+    out = capsys.readouterr().out
+    assert all(line in out for line in lines), out
+    for line in ("%", "missing", "earlier steps", "state", "diverged", "one arm"):
+        assert (line in out.partition("reference:")[0]) == any(line in text for text in lines), line
+
+
+@pytest.mark.parametrize("state", ["crashed", "Failed", "killed", "diverged_at"])
+def test_a_run_that_failed_is_diverged_and_a_missing_one_is_not(tmp_path, capsys, state):
+    cells = {"crashed": "72,crashed", "Failed": ",Failed", "killed": "72,killed", "diverged_at": ",300"}[state]
+    text = LONG.replace("\n", ",\n" if state == "diverged_at" else ",done\n")
+    text = re.sub("y,(done)?\n", f"y,{'diverged_at' if state == 'diverged_at' else 'status'}\n", text)
+    (tmp_path / "results.csv").write_text(f"{text}ours,3,{cells}\n")
+    [condition] = verdict.run([tmp_path / "results.csv"]).conditions
+    difference = condition.compared[0].difference
+    assert (difference.kind, difference.rates[0].k, difference.rates[0].n) == (statistics.UNSTABLE, 1, 4)
+    assert "or their state): 1\n" in capsys.readouterr().out and len(condition.compared[0].values) == 3
+
+
+def test_a_run_that_failed_at_its_last_step_is_diverged(tmp_path):
+    rows = LONG.replace("\n", ",10,done\n").replace("y,10,done", "y,step,state") + "ours,0,,,crashed\n"
+    (tmp_path / "results.csv").write_text(rows)
+    [condition] = verdict.run([tmp_path / "results.csv"]).conditions
+    assert [*condition.compared[0].diverged] == [0] and len(condition.compared[0].values) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "reference"), [("abc", "a"), (["a", "Control", "c"], "Control"), (["a", "control", "baseline"], "a")]
+)
+def test_the_reference_is_the_arm_with_such_a_name_or_the_first(tmp_path, names, reference):
+    file = write(tmp_path, dict.fromkeys(names, OLD))
+    assert verdict.run([file]).conditions[0].reference == reference
+    again = verdict.run([file], reference=names[1], workdir=tmp_path / "out")
+    assert again.conditions[0].reference == names[1]
+    assert verdict.run([tmp_path / "out" / "runs.csv"]).conditions[0].reference == names[1]  # as in a study: the last
 
 
 @pytest.mark.parametrize(
@@ -177,10 +271,10 @@ def test_names_of_columns_and_arms_are_recognised_and_what_is_read_otherwise_is_
 )
 def test_the_direction_follows_from_whole_words(metric, direction):
     if direction:
-        assert verdict.choose_direction(metric, "") == direction
+        assert run_table.choose_direction(metric, "") == direction
     else:
         with raises(errors.UserError, metric, "--better"):
-            verdict.choose_direction(metric, "")
+            run_table.choose_direction(metric, "")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +292,16 @@ def test_the_direction_follows_from_whole_words(metric, direction):
         ("arm,loss\n,1\n", {}, "line 2"),
         ("arm,seed,loss\na,0,1\na,0,2\n", {}, "line 3"),
         ("arm,loss\na,1\na,2\n", {}, "has 1 of"),
+        (WIDE, {}, "add --wide"),
+        (WIDE, {"wide": True}, "--metric=NAME"),
+        (WIDE.replace("seed", "arm"), {"wide": True, "metric": "accuracy"}, "column seed"),
+        (WIDE.replace("\n1,", "\n,"), {"wide": True, "metric": "accuracy"}, "line 3: seed is empty"),
+        ("model,config,loss\na,b,1\n", {}, "model, config"),
+        ("arm,accuracy\na,73%\nb,74\n", {}, "1 cells with a % sign and 1 without"),
+        ("arm,loss,state\na,1,gone\n", {}, "state = 'gone'"),
+        ("arm,step,loss\na,1,1\na,2,2\nb,1,1\n", {}, "arm a have no seed"),
+        ("arm,seed,steps\na,0,1\na,0,2\nb,1,1\n", {"metric": "steps", "better": "less"}, "twice"),
+        ("arm,loss\na,\nb,1\nc,2\n", {}, "arm a has no value"),
         ("arm,loss\n", {}, "has 0 of"),
         ("arm,score\na,1\nb,2\n", {}, "--better"),
         ("arm,score\na,1\nb,2\n", {"better": "higher"}, "--better=higher"),

@@ -14,6 +14,7 @@ self-attention x_BND and x_BSD are the same array. `Score` lists further propert
 | l2_tied                     | -|U x_n - U x_s|^2                | D K               | Kim et al. 2021                |
 | pairwise                    | U x_n . P U x_s                   | D K + K^2         | Courtois et al. 2024           |
 | pairwise_sym                | U x_n . (P + P^T)/2 U x_s         | D K + K^2         | Courtois et al. 2024           |
+| sym_plus_skew:r             | tied + a skew form of rank r      | D (K + r)         | after Jamil and Kapadia 2026   |
 | identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
 | nonlinear_query             | (x_n + f(x_n))/2, cut, . U_k x_s  | 2 D K             | Karbevski 2026                 |
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; initial std differ         |
@@ -161,6 +162,13 @@ def _signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
     return _init("b_HK", U_HKD=_unit)(key, H=H, K=K, D=D, bias=bias) | {"sigma_HK": jnp.tile(sign_K, (H, 1))}
 
 
+def _skew_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, r: int) -> dict:
+    # The variance of the skew form, before the scale, is r D (D - 1) std^4 = r.
+    params = initial.normal(key, "U_HQD", 1.0, H=H, Q=K + r, D=D)
+    std_Q1 = jnp.where(jnp.arange(K + r) < K, _tied(K, D), (D * max(1, D - 1)) ** -0.25)[:, None]
+    return {"U_HQD": std_Q1 * params["U_HQD"]} | (initial.zeros("b_HQ", H=H, Q=K + r) if bias else {})
+
+
 def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
     if D != H * K:
         raise ValueError(f"D = {D} is not H x K = {H} x {K}, but this score cuts tokens into heads. Choose K = D / H.")
@@ -236,6 +244,19 @@ l2_tied = Score(_init(U_HKD=_l2), score_symmetric.l2_tied, _l2_factors)  # no bi
 pairwise = _bilinear(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), score_symmetric.pairwise)
 _pairwise_sym_init = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _bilinear(_pairwise_sym_init, score_symmetric.pairwise_sym, factors=_pairwise_sym_factors)
+
+
+@functools.cache  # equal scores are the same object, so that a program is compiled once
+def sym_plus_skew_of(r: int) -> Score:
+    """Return the score whose logits are symmetric up to a skew form of rank r, which must be even."""
+    return _bilinear(
+        functools.partial(_skew_init, r=r),
+        functools.partial(score_symmetric.sym_plus_skew, r=r),
+        factors=lambda params, *, D: score_symmetric.skew_factors(params, r=r),
+    )
+
+
+sym_plus_skew = sym_plus_skew_of(2)
 identity_query = _bilinear(_identity_query_init, score_symmetric.identity_query, supports_gqa=True, cuts_tokens=True)
 nonlinear_query = identity_query._replace(
     init=_nonlinear_query_init, apply=_nonlinear_query, factors=None, takes_eps=True

@@ -105,6 +105,31 @@ def symmetric(params: dict) -> dict:
     return params | {"P_HKK": (params["P_HKK"] + params["P_HKK"].swapaxes(-1, -2)) / 2}
 
 
+def sym_plus_skew(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, r: int) -> Pair:
+    """l_{n,s} = u_n . u_s + sum_j (a_nj b_sj - b_nj a_sj): a symmetric form plus a skew form of rank r (even).
+
+    (K + r) D parameters per head: U_HQD has the K rows of u and then the rows of a_1, b_1, a_2, b_2, ... to r. Without
+    rotary positions, and as long as its rows are independent, the skew part of the bilinear form has exactly rank r.
+    r = 0 is `tied`. (Jamil and Kapadia 2026 measure that the skew part of trained heads has a low rank.)
+    """
+    Uq_HQD, Uk_HQD = skew_factors(params, r=r)
+    b_HQ = params.get("b_HQ")
+    bk_HQ = None if b_HQ is None else _turn(b_HQ[..., None], r)[..., 0]
+    return linear.matmul_heads(x_BND, Uq_HQD, b_HQ), linear.matmul_heads(x_BSD, Uk_HQD, bk_HQ)
+
+
+def skew_factors(params: dict, *, r: int) -> Pair:
+    """Return U_q = U and U_k of `sym_plus_skew`. The skew part of U_q^T U_k is that of the last r rows."""
+    return params["U_HQD"], _turn(params["U_HQD"], r)
+
+
+def _turn(U_HQD: jax.Array, r: int) -> jax.Array:
+    """Replace the last r rows a_1, b_1, a_2, b_2, ... by b_1, -a_1, b_2, -a_2, ..."""
+    u_HKD, skew_HRD = jnp.split(U_HQD, [U_HQD.shape[-2] - r], axis=-2)
+    a_HJD, b_HJD = skew_HRD[..., ::2, :], skew_HRD[..., 1::2, :]
+    return jnp.concatenate([u_HKD, jnp.stack([b_HJD, -a_HJD], axis=-2).reshape(skew_HRD.shape)], axis=-2)
+
+
 def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = x_n^(h) . (U_k x_s + b_k) with the features hK ... (h+1)K-1 of x as x^(h) (Karbevski 2025).
 

@@ -139,6 +139,8 @@ def test_the_config_and_the_score_decide_if_a_token_attends_to_itself():
         plain, noself = make_spec_of(model__score=name), make_spec_of(model__score=f"{name}_noself")
         assert plain.score.attend_to_self == variant.attend_to_self and not noself.score.attend_to_self
         assert noself.score.factors == plain.score.factors
+    skew = make_spec_of(model__score="sym_plus_skew:4_noself").score
+    assert skew.apply is score.sym_plus_skew_of(4).apply and not skew.attend_to_self
     with raises(errors.UserError, "tide", "tied"):
         make_spec_of(model__score="tide_noself")
     with raises(errors.UserError, "rms_noself"):

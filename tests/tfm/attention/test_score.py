@@ -17,7 +17,7 @@ from errors import raises
 from score_cases import SCORES, SYMMETRIC, SYMMETRIC_WITH_ROTARY, D, H, K, draw_params
 
 from experiments.engine import optim
-from tfm import block as blocks, initial, shapes
+from tfm import block as blocks, initial, shapes, symmetry
 from tfm.attention import explicit, relative_position, score
 
 # {score: (parameters for each head without biases, biases for each head)}
@@ -26,6 +26,7 @@ COUNTS |= dict.fromkeys(("tied", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
 COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # the heads share the gains
 COUNTS |= {"nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
+COUNTS |= {"sym_plus_skew": (D * (K + 2), K + 2)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
@@ -284,6 +285,21 @@ def test_weight_decay_changes_the_matrices_of_scores():
     assert {leaf for leaf, has_decay in decays.items() if has_decay} == matrices
     other_leaves = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "gain1_D", "gain2_D"}
     assert {leaf for leaf, has_decay in decays.items() if not has_decay} == other_leaves
+
+
+@cases.float64()
+def test_the_skew_part_of_sym_plus_skew_has_its_rank():
+    """With r = 0 there is no skew part, and the score is `tied`."""
+    for r in (0, 2, 4):
+        params = score.sym_plus_skew_of(r).init(jax.random.key(0), H=H, K=K, D=D, bias=True)
+        assert params["U_HQD"].shape == (H, K + r, D)
+        M_HDD = np.asarray(symmetry.form(*score.sym_plus_skew_of(r).factors(params, D=D)), np.float64)
+        U_HKD = np.asarray(params["U_HQD"], np.float64)[:, :K]
+        np.testing.assert_allclose((M_HDD + M_HDD.mT) / 2, U_HKD.mT @ U_HKD, atol=1e-6)
+        assert np.linalg.matrix_rank(M_HDD - M_HDD.mT, tol=1e-5).tolist() == [r] * H
+    plain = draw_params("tied")
+    same = score.sym_plus_skew_of(0).apply({"U_HQD": plain["U_HKD"], "b_HQ": plain["b_HK"]}, *TOKENS)
+    cases.assert_trees_close(SCORES["tied"].apply(plain, *TOKENS), same, 1e-6)
 
 
 def test_identity_query_needs_as_many_features_as_tokens():
