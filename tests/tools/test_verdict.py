@@ -15,7 +15,7 @@ from errors import raises
 from scipy import stats
 
 from experiments.config import errors
-from experiments.studies import figures as study_figures, inference, results, run_table, statistics
+from experiments.studies import figures as study_figures, inference, results, run_table, sentences, statistics
 from experiments.tools import verdict
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -81,6 +81,7 @@ def test_arms_without_common_seeds_are_compared_by_welch(tmp_path):
     assert difference.p == pytest.approx(2 * stats.t.cdf(mean / np.sqrt(sum(variances)), 2))
     assert (difference.kind, difference.unpaired, difference.n) == (statistics.BETTER, (3, 5), 3)
     assert (difference.by_seed, difference.std, difference.detectable) == ({}, None, None)
+    assert "leaves out" not in sentences.describe_condition(condition)  # no run needs a partner
 
 
 @pytest.mark.parametrize(
