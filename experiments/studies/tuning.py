@@ -139,7 +139,7 @@ def _read_curve(line: Sequence[Point], values: dict[str, Any]) -> float:
     means = {point.values.get(RATE): point.mean for point in line}
     if (rate := values.get(RATE)) in means:
         return means[rate]
-    rates = sorted(means)
+    rates = sorted(x for x in means if x > 0)  # with a rate of 0, the neighbours are other points
     return float(np.interp(math.log(rate), np.log(rates), [means[x] for x in rates]))
 
 
