@@ -92,6 +92,8 @@ def check(words: list[str]) -> None:
     elif words[1:3] == ["-m", "experiments.dry_run"]:
         values = tools.arguments(dry_run_command.run, dry_run_command.HELP, words[2:], positional="functions")
         assert all(map(by_name.CODE.fullmatch, values["functions"])) and values["topology"] in ["", *topologies.NAMES]
+    elif words[1:] == ["-m", "experiments.tools"]:
+        assert importlib.util.find_spec("experiments.tools.__main__")
     elif words[1] == "-m":
         names = tools.list_flags(importlib.import_module(words[2]).run)
         positional = {"runs": {"RUN"}, "table": {"results.csv", "OUT/records.csv", "DIR/runs.csv"}}
