@@ -38,7 +38,14 @@ def write(config: Mapping[str, Any], folder: pathlib.Path) -> dict[str, str]:
         if values.get(key) == value:
             changes[key] = str(folder / f"{os.getpid()}_{key}{'.npz' if value in IMAGES else '.txt'}")
             write_file(pathlib.Path(changes[key]), value)
+    if values.get("text.source") == "configs.arms.padded:read_speeches":
+        changes["text.source"] = "benchmarks.stand_ins:read_speeches"
     return changes
+
+
+def read_speeches() -> tuple[list[str], list[str]]:
+    """Return documents to train on and to evaluate."""
+    return [make_text()] * 90, [make_text()] * 10
 
 
 def make_words() -> list[str]:
@@ -47,9 +54,13 @@ def make_words() -> list[str]:
     return ["".join(word) for word in itertools.islice(letters, 4000)]
 
 
+def make_text() -> str:
+    """Return 15,000 of 65 characters."""
+    return (string.ascii_letters + string.digits + " \n.")[:65] + " ".join(make_words()[:3000]) + "\n"
+
+
 def write_text(path: pathlib.Path, source: str) -> None:
-    alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
-    path.write_text((alphabet + " ".join(make_words()[:3000]) + "\n") * 20, encoding="utf-8")
+    path.write_text(make_text() * 20, encoding="utf-8")
 
 
 def write_tokenizer(path: pathlib.Path, source: str) -> None:
