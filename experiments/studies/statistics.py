@@ -117,9 +117,7 @@ class Condition:
     margin: float  # the largest difference that counts as equal; 0: equality is never claimed
     baseline: dict[str, float]  # metric -> its value without training
     guess: dict[str, str]  # metric -> how its baseline guesses
-    tuning_variance: (
-        float | None
-    )  # of an arm's mean, by the choice of its settings; None: one tuning seed; 0: no tuning
+    tuning_variance: float | None  # of an arm's mean, by the choice of settings. None: one tuning seed; 0: no choice
     reference: str
     arms: list[Arm]
 

@@ -71,9 +71,6 @@ def run(
     laws = [] if successive else scaling.families(conditions)
     analysis = results.Analysis(runs, conditions, plan.NOTHING, laws)
     log.say(results.format_text(study, analysis), "\n")
-    pairs = [(arm, condition.base) for condition in conditions for arm in condition.compared if arm.difference.by_seed]
-    if count := sum(len(arm.values.keys() ^ base.values.keys()) for arm, base in pairs):
-        log.say(f"\nleft out of the paired differences: {count} runs whose seed has no result in the other arm", "\n")
     if folder:
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
