@@ -45,10 +45,10 @@ GREY = "#777777"  # undecided
 
 
 def load(folder, names):
-    """Return these arms of report.json, and the variance of a mean that comes from tuning."""
+    """Return these arms of report.json, and the variance of a mean that comes from tuning, 0 if it is not known."""
     report = json.loads(pathlib.Path(folder, "report.json").read_text(encoding="utf-8"))
     arms = {arm["name"]: arm for arm in report["conditions"][0]["arms"]}
-    return [arms[name] for name in names], np.mean([choice["variance"] for choice in report["tuned"]])
+    return [arms[name] for name in names], np.mean([choice["variance"] or 0 for choice in report["tuned"]] or 0)
 
 
 def compare_steps(arms, variance):
