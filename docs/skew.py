@@ -7,8 +7,9 @@ Twenty models of the hub, about 17 GB; we have not run them, because we cannot r
 for m in openai-community/gpt2 openai-community/gpt2-medium openai-community/gpt2-large distilbert/distilgpt2 \
     google-bert/bert-base-uncased google-bert/bert-base-cased google-bert/bert-large-uncased FacebookAI/roberta-base \
     FacebookAI/roberta-large FacebookAI/xlm-roberta-base distilbert/distilbert-base-uncased BAAI/bge-small-en-v1.5 \
-    google/vit-base-patch16-224 google/vit-base-patch16-224-in21k HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-360M \
-    Qwen/Qwen2-0.5B Qwen/Qwen2.5-0.5B TinyLlama/TinyLlama-1.1B-Chat-v1.0 sentence-transformers/all-MiniLM-L6-v2; do
+    google/vit-base-patch16-224 google/vit-base-patch16-224-in21k Qwen/Qwen2-0.5B Qwen/Qwen2.5-0.5B \
+    HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-360M TinyLlama/TinyLlama-1.1B-Chat-v1.0 \
+    sentence-transformers/all-MiniLM-L6-v2; do
   hf download $m config.json model.safetensors --local-dir models/$(basename $m)
 done; python docs/skew.py models/*
 
