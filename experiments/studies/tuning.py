@@ -18,7 +18,7 @@ from experiments.studies import figures as study_figures, inference, runs, sente
 
 FOLDER = "tuning"
 SAMPLES = 200  # bootstrap samples of the tuning seeds
-RATE = "optim.learning_rate"  # the setting that is interpolated
+RATE = sentences.RATE  # the setting that is interpolated
 
 
 class Point(NamedTuple):
