@@ -15,8 +15,15 @@ from experiments.folder import checkpoint, records
 from experiments.studies import study as studies
 from tfm import shapes
 
-SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, followed by /layer
-COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
+SYMMETRY = {  # name in metrics.jsonl, followed by /layer -> in words
+    "symmetry": "symmetry",
+    "symmetry_sum": "symmetry of the sum",
+    "directionality": "directionality",
+}
+COSTS = {  # name in summary.json -> unit, label of an axis
+    "flops_per_step": ("FLOPs", "FLOPs of training"),
+    "seconds_per_step": ("seconds", "seconds of training (programs ran one after the other)"),
+}
 SUMS = 4  # sums of each weight: those of independent weights are proportional by chance once in 10^10
 NEAR = 1e-4  # relative. Rounding, by programs and to six digits in summary.json, is a hundred times smaller
 
