@@ -35,7 +35,7 @@ def draw(folder):
     drawing, [[_, accuracy]], _ = figures.draw_panels([panels], style, width=5.5, height=4)
     accuracy.axhline(MOST, color="grey", lw=0.8, ls=(0, (1, 3)))
     place = {"transform": accuracy.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    accuracy.text(0.98, MOST, "92.0 %: at most, with one symmetric head", color="dimgrey", fontsize=8, **place)
+    accuracy.text(0.98, MOST, "92.0 %: the best to expect of one symmetric head", color="dimgrey", fontsize=8, **place)
     drawing.suptitle(TITLE)
     return drawing
 

@@ -122,7 +122,10 @@ def sketches(params: Any) -> list[Sketch]:
 
 
 def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """Return the names of weights, in both sketches with the same shape, that are not multiples of each other."""
+    """Return the names of initial weights of equal shape that differ by more than a factor between two runs.
+
+    sketch, reference: of the two runs, as `sketches` returns them.
+    """
     names = []
     for name in filter(reference.__contains__, sketch):
         a, b = np.array(sketch[name], float), np.array(reference[name], float)

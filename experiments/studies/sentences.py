@@ -26,7 +26,7 @@ OPENING = {  # kind -> the beginning of the sentence on its arms
     statistics.FLAT: "No spread (the same difference in every seed; by the sign test, too few seeds for a verdict):",
     statistics.STUCK: "In two clusters (seeds of arm or reference stayed on a plateau, so means are not compared):",
     **{kind: f"{kind.capitalize()} ({REPEATED}):" for kind in statistics.IDENTICAL.values()},
-    statistics.FEW: f"Too few seeds for a verdict (at least {inference.FEWEST} are needed):",
+    statistics.FEW: f"No verdict (it needs at least {inference.FEWEST} seeds):",
 }
 FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
 PAIRED = "Student's t intervals of the differences paired by seed, which are assumed to be roughly normal"
