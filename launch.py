@@ -1,6 +1,8 @@
 """Train the model, or run the study, of a config file.
 
-python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]
+python launch.py --config configs/vit.py
+python launch.py --config configs/vit.py --workdir runs/mine --config.train.steps=100
+python launch.py --config configs/norm_study.py --dry_run
 
 In a notebook or another program: launch.run("configs/vit.py", **{"train.steps": 300}).
 """
@@ -37,16 +39,22 @@ from experiments.tools import sweep as sweeps
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, new or to resume. Default: runs/<config>/<time>.")
-DEVICE = flags.DEFINE_string("device", "any", "The backend to use: any, cpu, gpu, tpu.")
+DEVICE = flags.DEFINE_string("device", "any", "The backend to use: any, cpu, gpu or tpu.")
 RESUME = flags.DEFINE_integer("resume", None, "Resume from the checkpoint of this step, and delete later ones.")
+SWEEP = flags.DEFINE_multi_string("sweep", [], f"Train all values: {sweeps.EXAMPLE}. Repeat it: all combinations.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, FLOPs and memory of the compiled step, without training.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for absent TPU chips, such as v5e-1.")
-SWEEP = flags.DEFINE_multi_string("sweep", [], f"Train all values: {sweeps.EXAMPLE}. Repeat it: all combinations.")
 JSON = flags.DEFINE_string("json", None, "With --topology: write the compiler's report to this file.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "With several processes: host:port of process 0.")
-PROCESSES = flags.DEFINE_integer("processes", None, "With several processes: how many there are.")
-PROCESS = flags.DEFINE_integer("process", None, "With several processes: the index of this process, from 0.")
-DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "With several processes: let JAX find them (Slurm, TPU pod).")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
+PROCESSES = flags.DEFINE_integer("processes", None, "The number of processes.")
+PROCESS = flags.DEFINE_integer("process", None, "The index of this process, from 0.")
+DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Let JAX find the processes (Slurm, TPU pod).")
+GROUPS = {  # of --help
+    "What to train:": (CONFIG, SWEEP),
+    "Where:": (WORKDIR, RESUME, DEVICE),
+    "What it would cost:": (DRY_RUN, TOPOLOGY, JSON),
+    "One run in several processes; all get the same --workdir:": (COORDINATOR, PROCESSES, PROCESS, DISTRIBUTED),
+}
 OPTIONS = (DEVICE, RESUME, DRY_RUN, TOPOLOGY, JSON)  # flags that are arguments of `train`
 Path = str | os.PathLike
 
@@ -179,6 +187,17 @@ def train(
         return runs.run(settings, folder, work, mesh, resume=resume, is_locked=is_locked)
 
 
+def describe_usage() -> str:
+    """Return the text of --help."""
+    groups = {
+        title: [(flag.name, flag.default, flags.FLAGS[flag.name].help.partition(";\n")[0]) for flag in group]
+        for title, group in GROUPS.items()
+    }  # absl adds a second line to the text of a flag that may be repeated
+    change = "A changed setting, such as --config.train.steps=100. All settings: python launch.py --help config"
+    groups["What to train:"].insert(1, ("config.KEY", None, change))
+    return f"{__doc__}\n{commands.list_groups(groups)}"
+
+
 def parse(argv: list[str]) -> dict[str, str]:
     """Parse the flags. Return the settings of --config.KEY=VALUE as {key: text}.
 
@@ -186,8 +205,7 @@ def parse(argv: list[str]) -> dict[str, str]:
     """
     base = importlib.import_module("configs.base")
     if "--help" in argv:
-        usage = [__doc__, flags.FLAGS.main_module_help(), "All settings: python launch.py --help config"]
-        print("\n".join(base.list_settings() if "config" in argv else usage), flush=True)
+        print("\n".join(base.list_settings()) if "config" in argv else describe_usage(), flush=True)
         sys.exit(0)
     changes, flag_arguments, arguments = {}, [], iter(argv)
     for argument in arguments:

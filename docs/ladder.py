@@ -141,7 +141,7 @@ def main(*folders):
         print(f"\n{data}, without one element: SD from tuning {variance**0.5:.4f}")
         for arm in (whole, *arms):
             print_row(arm, arm["difference"], WITHOUT | {"whole": "the whole transformer"})
-    print(plots.write(draw(ladders, leave_outs), pathlib.Path(__file__).with_name("ladder.png")))
+    print(plots.write(draw(ladders, leave_outs), pathlib.Path(__file__).with_name("ladder.png"), dpi=200))
 
 
 if __name__ == "__main__":

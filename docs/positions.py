@@ -33,6 +33,7 @@ CONDITIONS = {
     "D64_100": "64 features, 100 steps",
     "D64_1200": "64 features, 1,200 steps",
 }
+TITLE = "No other kind of positions, and nothing added to rotary positions, is shown to be better than they are"
 COLOURS = {statistics.BETTER: "#009E73", statistics.WORSE: "#D55E00"}
 GREY = "#999999"  # no difference found
 
@@ -45,7 +46,7 @@ def load(folder):
 
 def draw(arms):
     """Return the figure: for each condition and arm the difference to rotary positions and its joint interval."""
-    drawing = figure.Figure(figsize=(11, 4.4), layout="constrained")
+    drawing, kinds = figure.Figure(figsize=(11, 4.8), layout="constrained"), set()
     panels = drawing.subplots(len(ROWS), len(CONDITIONS), sharex="row", sharey="row")
     for (title, labels), row in zip(ROWS.items(), panels, strict=True):
         row[0].set_yticks(range(len(labels)), labels.values())
@@ -55,6 +56,7 @@ def draw(arms):
             for y, name in enumerate(labels):
                 difference = arms[condition][name]["difference"]
                 colour = COLOURS.get(difference["kind"], GREY)
+                kinds.add(difference["kind"])
                 panel.plot(difference["interval"], [y, y], color=colour, lw=2)
                 panel.plot(difference["mean"], y, "o", color=colour, ms=5)
             panel.axvline(0, color="black", lw=0.8)
@@ -63,9 +65,10 @@ def draw(arms):
         panel.set_title(title, fontsize=9)
     label = "held-out loss minus that of rotary positions (nats per character); 300 steps if not stated"
     drawing.supxlabel(label, fontsize=9)
-    kinds = {**COLOURS, statistics.OPEN: GREY}
-    lines = [panels[0, 0].plot([], [], color=colour, lw=2, label=kind) for kind, colour in kinds.items()]
-    drawing.legend(handles=[line for (line,) in lines], loc="outside upper center", ncols=3, frameon=False)
+    colours = {kind: COLOURS.get(kind, GREY) for kind in (*COLOURS, statistics.OPEN) if kind in kinds}
+    lines = [panels[0, 0].plot([], [], color=colour, lw=2, label=kind) for kind, colour in colours.items()]
+    drawing.legend(handles=[line for (line,) in lines], loc="outside lower right", ncols=3, frameon=False)
+    drawing.suptitle("" if statistics.BETTER in kinds else TITLE)
     return drawing
 
 
@@ -88,7 +91,7 @@ def main(folder):
     """Print the tables and draw the figure."""
     arms = load(folder)
     print_tables(arms)
-    print(plots.write(draw(arms), pathlib.Path(__file__).with_name("positions.png")))
+    print(plots.write(draw(arms), pathlib.Path(__file__).with_name("positions.png"), dpi=2 * plots.DPI))
 
 
 if __name__ == "__main__":

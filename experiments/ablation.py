@@ -80,7 +80,7 @@ def run(
         checked = show_plan(settings, session, earlier_study)
         if target:
             largest = max(checked, key=lambda job: job.step_flops)  # compiling one takes a minute on two cores
-            print(f"  only the program with the most FLOPs is compiled, one of {len(checked)}", flush=True)
+            print(f"  of {len(checked)} programs only the largest (most FLOPs) is compiled", flush=True)
             dry_runs.compile_and_report(programs.requests(largest, mesh), target, json_file)
         return None
     with runs.file_errors(folder), session.requests.collect():
@@ -129,7 +129,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
         run_folders.open_runs(tuning_folder, tuning_programs, waiting_tuning, session)
     if waiting_tuning:
         print(f"first {len(tuning_runs)} tuning runs in {len(tuning_programs)} programs")
-        train_all(tuning_folder, waiting_tuning, session._replace(keep_weights=False), sources)
+        train_all(tuning_folder, waiting_tuning, session._replace(keep_weights=False), sources, later=waiting)
         compared_runs = studies.runs(settings, study, tuning.chosen(folder, study))
         waiting = check_all(run_folders.unfinished(group(compared_runs, session), folder), session)
     for choice in tuning.read(folder, study):
@@ -171,11 +171,18 @@ def report_finished_runs(settings: configs.Settings, session: programs.Session, 
 
 
 def train_all(
-    folder: pathlib.Path, waiting: list[programs.Checked], session: programs.Session, sources: dict[str, str]
+    folder: pathlib.Path,
+    waiting: list[programs.Checked],
+    session: programs.Session,
+    sources: dict[str, str],
+    later: Sequence[programs.Checked] = (),
 ) -> None:
-    """Train these programs, or wait until another process has. sources: the SHA-256 of the user's files, by name."""
+    """Train these programs, or wait until another process has.
+
+    sources: the SHA-256 of the user's files, by name. later: programs that are trained after these.
+    """
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
-    with contextlib.closing(Progress(waiting)) as line:
+    with contextlib.closing(Progress(waiting, later)) as line:
         while waiting:
             session.requests.raise_if_requested()
             job, *waiting = waiting
@@ -184,7 +191,7 @@ def train_all(
                     for run in job.program.runs:
                         locks.enter_context(workdirs.lock(folder / run.name))
                 except workdirs.InUse as error:
-                    waiting, n_locked = [*waiting, job], n_locked + 1
+                    waiting, n_locked, line.is_shared = [*waiting, job], n_locked + 1, True
                     if n_locked == len(waiting):  # other processes train all that is left
                         line.say(f"waiting for {job.program.name}: {error}")
                     if n_locked >= len(waiting):

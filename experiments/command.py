@@ -166,22 +166,23 @@ def describe_flags(parameters: Mapping[str, inspect.Parameter], help: Mapping[st
 
     help: the texts by flag.
     """
-    own = [name for name in parameters if help[name] != HELP.get(name)]
-    groups = {
-        "Flags of this tool:": own,
-        "Flags that most tools have:": [name for name in parameters if name not in own],
-    }
+    flags = [(name, parameter.default, help[name]) for name, parameter in parameters.items()]
+    own = [flag for flag in flags if flag[2] != HELP.get(flag[0])]
+    common = [flag for flag in flags if flag not in own]
+    return list_groups({"Flags of this tool:": own, "Flags that most tools have:": common})
+
+
+def list_groups(groups: Mapping[str, Sequence[tuple[str, Any, str]]]) -> str:
+    """Return the flags (name, default, text) below the title of their group. Groups without a flag are left out."""
     lines = []
-    for title, names in groups.items():
-        lines += ["", title] * bool(names)
-        for name in names:
-            default = parameters[name].default
+    for title, group in groups.items():
+        lines += ["", title] * bool(group)
+        for name, default, text in group:
             form = f"  --[no]{name}" if isinstance(default, bool) else f"  --{name}"
-            unsaid = default in ("", ()) or default is False or default is inspect.Parameter.empty
+            unsaid = default in ("", None, (), []) or default is False or default is inspect.Parameter.empty
             end = "" if unsaid else f" Default: {default}."
             end += " Repeat it for several." if default == () else ""
-            text = f"{form}: {help[name]}{end}"
-            lines += textwrap.wrap(text, 100, subsequent_indent=" " * 6)
+            lines += textwrap.wrap(f"{form}: {text}{end}", 100, subsequent_indent=" " * 6)
     return "\n".join(lines[1:])
 
 

@@ -103,7 +103,7 @@ def figures(
         predicted_B=predicted_B[first],
         probability_B=probability_B[first],
         classes=data.classes,
-        title=f"predicted class and its probability; {mistakes} of {len(label_B)} test images wrong"
+        title=f"predicted class and its probability; {mistakes} of {len(label_B)} held-out images wrong"
         + ", these first" * (mistakes > 0),
     )
     yield from plots.confusion(folder / "confusion.png", label_B=label_B, predicted_B=predicted_B, classes=data.classes)

@@ -101,8 +101,8 @@ def read_arrays(source: str) -> image_folder.Splits | None:
         return read_idx_files(path) or read_npz_files(path)
     data_files.find(source, f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})")
     content = disk.read_npz(path, ARRAYS)
-    names, arrays = [*content], [*content.values()]
-    return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], names[::2])
+    arrays = [*content.values()]
+    return image_folder.Splits([*zip(arrays[::2], arrays[1::2], strict=True)], name_pairs([*content]))
 
 
 def read_digits() -> image_folder.Splits:
@@ -124,7 +124,12 @@ def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_f
     if missing := [file for file in FILES if file not in paths]:
         raise errors.UserError(f"{path} has no {', '.join(missing)}. Put these files there, gzipped or not.")
     arrays = [read_idx(paths[file]) for file in FILES]
-    return image_folder.Splits([arrays[:2], arrays[2:]], FILES[::2], classes)
+    return image_folder.Splits([arrays[:2], arrays[2:]], name_pairs(FILES), classes)
+
+
+def name_pairs(names: Sequence[str]) -> list[str]:
+    """Return 'x_train with y_train' for each pair of images and labels."""
+    return [f"{images} with {labels}" for images, labels in zip(names[::2], names[1::2], strict=True)]
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:

@@ -80,7 +80,7 @@ class Saver:
         self.step = start  # of the newest save
 
     def save(self, n: int, state: train_step.State) -> None:
-        """Check and save the state after step n, with its metrics if they are known."""
+        """Save the state after step n, with its metrics if they are known. Raises RunError if `check` does."""
         self.check(n, state)
         self.saves.save(n, state, self._metrics[1] if self._metrics[0] == n else None)
         self.step, self._clock.saved_at = n, time.monotonic()

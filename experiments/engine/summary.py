@@ -138,7 +138,7 @@ def format_result(summary: dict[str, Any], files: list[str]) -> str:
         kinds = (checkpoint.Best(f"{prefix}/{name}", checkpoint.BETTER[name]) for prefix in ("eval", "baseline"))
         measured, baseline = (checkpoint.score(summary, kind) for kind in kinds)
         if measured <= baseline:
-            lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
+            lines.append(f"  warning: eval/{name} is no better than the baseline ({guess[name]})")
     for kind, row in summary.get("checkpoints", {}).items():
         metrics = ", ".join(f"{name} {x:.4f}" for name, x in (row or {}).items() if name != "step")
         lines.append(f"  {kind + ' checkpoint':<22} " + (f"step {row['step']:,}, {metrics}" if row else "none"))

@@ -40,7 +40,7 @@ def canvas(
     return drawing, drawing.subplots(rows, columns, squeeze=False)
 
 
-def write(drawing: figure.Figure, path: Path) -> pathlib.Path:
+def write(drawing: figure.Figure, path: Path, *, dpi: int = DPI) -> pathlib.Path:
     """Write the figure as PNG, SVG or PDF, as the suffix says. The same figure gives the same bytes."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write(drawing: figure.Figure, path: Path) -> pathlib.Path:
             label.set_fontfamily([*label.get_fontfamily(), *sorted(fonts)])
     kind = path.suffix.removeprefix(".")
     with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else the ids in it are random
-        drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
+        drawing.savefig(file, format=kind, dpi=dpi, metadata=UNDATED.get(kind))
     return path
 
 
@@ -111,7 +111,7 @@ def loss_curves(path: Path, rows: list[dict], *, unit: str, title: str) -> pathl
         title += f" ({infinite_I + infinite_J} values not finite)"
     axes.set_title(textwrap.fill(title, 60), **LITERAL)
     axes.set(xlabel="step", ylabel=f"loss, {unit}")
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(round_ticks(8))
     axes.grid(alpha=0.3)
     if len(value):
         axes.legend(frameon=False)
@@ -125,6 +125,7 @@ def curves(path: Path, rows: list[dict], labels: Mapping[str, str], *, title: st
         axes.plot(*read_points(rows, metric)[0], color=colour, ls=style, lw=1.6, label=label)
     axes.set_title(textwrap.fill(title, 60), **LITERAL)
     axes.set(xlabel="step", ylim=(-0.03, 1.03))
+    axes.xaxis.set_major_locator(round_ticks(8))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return write(drawing, path)
@@ -135,6 +136,11 @@ def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
     points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
     finite = sorted((step, value) for step, value in points.items() if np.isfinite(value))
     return np.array(finite, float).reshape(-1, 2).T, len(points) - len(finite)
+
+
+def round_ticks(most: int) -> ticker.Locator:
+    """Return a locator of about `most` ticks at integers, if the axis is long enough: 0, 50, 100 rather than 0, 60."""
+    return ticker.MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=True)
 
 
 def logarithmic(axes: Any, value: np.ndarray) -> None:
@@ -220,8 +226,9 @@ def attention_matrices(
     axes, cut = heads(drawing, A_MHNS, height=max(0.14 * N, 1.3), width=max(0.14 * S, 1.3), before=before)
     scale = colors.Normalize(0, max(float(A_MHNS.max()), 1e-12))
     first, last = min(h for _, h in axes), max(m for m, _ in axes)
+    style = {"cmap": "Blues", "norm": scale, "aspect": "equal" if N == S else "auto"}
     for (m, h), panel in axes.items():
-        panel.imshow(A_MHNS[m].mean(0) if h < 0 else A_MHNS[m, h], cmap="Blues", norm=scale)
+        panel.imshow(A_MHNS[m].mean(0) if h < 0 else A_MHNS[m, h], **style)
         if m == last:
             rotation = 90 if max(map(len, names[1])) > 1 else 0
             panel.set_xticks(range(S), names[1], rotation=rotation, fontsize=7, **LITERAL)

@@ -184,10 +184,14 @@ class Line:
         self._bar.write(line)
         sys.stdout.flush()
 
-    def close(self) -> None:
-        """Close the bar, which then shows no time left."""
+    def hide_time_left(self) -> None:
+        """Show no time left from now on."""
         if self._live:
             self._bar.bar_format = self._bar.bar_format.replace(LEFT, "")
+
+    def close(self) -> None:
+        """Close the bar, which then shows no time left."""
+        self.hide_time_left()
         self._bar.close()
 
 
@@ -214,8 +218,8 @@ class Progress(Line):
         peak = self._peak()
         self._share = self._flops / peak
         if self._live:
-            speed = f"{peak / 1e9:,.0f} GFLOP/s"
-            self.say(f"  100 % of matrix-product speed is {speed}, measured now with large float32 products")
+            speed = f"{peak / 1e9:,.0f} GFLOP/s (100 % of matrix-product speed)"
+            self.say(f"  for comparison: the devices multiply large float32 matrices at {speed}")
 
     def advance(self, step: int, loss: float | None) -> None:
         """Count the step, and show the progress. loss: None if it was not fetched; the last one stays on the bar."""
@@ -230,6 +234,8 @@ class Progress(Line):
             speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
             self._text += f", {speed:,.0f} tokens/s" * (speed > 0)
             self._text += f", {100 * speed * self._share:.0f} % of matrix-product speed" * (speed * self._share > 0)
+        if step == self._steps:
+            self.hide_time_left()
         self._show(f"step {step:,}/{self._steps:,}", self._text, done=done, prints=loss is not None)
 
     def tokens_per_second(self) -> float:

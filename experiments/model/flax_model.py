@@ -24,6 +24,7 @@ from tfm import layout as layouts, loss, models, variant
 
 LETTERS = "AEUΓΔΘΛΞΠΣБДЖИЛЦЧШЩЭЮЯ"  # of axes: those without a meaning in tfm/__init__.py
 COPIES = "ΦΨΩ"  # of the leading axes of a parameter that is no matrix (shapes.COPIES)
+IN_MODULE = "attention: in your Flax module; its parameters end in a letter for each axis, one letter for each size"
 VECTORS = ("bias", "scale", "mean", "var")  # names of parameters that are no matrices
 SIZES = ("M", "D", "H", "K", "F", "dropout")  # settings of the section `model` that a module may take
 VALID = "valid"  # argument of a module's call for the mask valid_BN: True for tokens, False for padding
@@ -79,7 +80,7 @@ def make(
     return bind(module)._replace(
         layout=layout._replace(letters=letters),
         weights=weights,
-        lines=("attention: in your Flax module", *describe(shapes, specs, blind=padded and not takes_valid), *lines),
+        lines=(IN_MODULE, *describe(shapes, specs, blind=padded and not takes_valid), *lines),
         fixed=tuple(glob.escape(names[path]) for path in fixed),
     ), [path for path in running if _find_norm(path) not in calls.norms]
 

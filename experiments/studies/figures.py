@@ -114,7 +114,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
         value = np.concatenate([line.get_ydata() for line in place.lines] or [[]]).astype(float)
         if panel.falls:
             plots.logarithmic(place, value)
-        place.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6))
+        place.xaxis.set_major_locator(plots.round_ticks(6))
         place.grid(alpha=0.3)
         place.set_title(panel.title, fontsize=10)
         place.set_xlabel(panel.x, fontsize=9)
@@ -136,8 +136,9 @@ def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> D
         return None
     loss = Panel("training loss", "step", smooth(stack(runs, lambda run: run.curve("train/loss"))), falls=True)
     curves = stack(runs, lambda run: run.curve(metric))
-    held_out = Panel(f"{metric}, held out", "step", curves, falls=condition.better == "less")
-    panels = [loss, held_out, Panel(f"{metric}, minus the reference's", "step", paired)]
+    name = styles.spell(metric)
+    held_out = Panel(f"{name} on held-out data", "step", curves, falls=condition.better == "less")
+    panels = [loss, held_out, Panel(f"{name} minus the reference's", "step", paired)]
     drawing, grid, arms = draw_panels([panels], style, width=4.4, height=3.8)
     if condition.threshold:
         grid[0, 1].axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
@@ -181,21 +182,25 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the held-out metric against the FLOPs, and against the seconds, of training."""
-    panels = []
-    for name, unit in study_runs.COSTS.items():
+    """Draw the held-out metric against the FLOPs, and against the seconds, of training, if the reference has them."""
+    panels, metric = [], styles.spell(condition.metric)
+    for name, (unit, label) in study_runs.COSTS.items():
         measured = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
         curves = stack(measured, lambda run: run.curve(condition.metric))
         cost = {arm: np.mean([run.summary[name] for run in measured[arm]]) for arm in curves}  # of a step
         curves = {arm: (step_I * cost[arm], value_RI) for arm, (step_I, value_RI) in curves.items()}
-        panel = Panel(f"{condition.metric} against {unit}", f"{unit} of training", curves, condition.better == "less")
-        panels += [panel] if curves else []
+        panel = Panel(f"{metric} against {unit}", label, curves, condition.better == "less")
+        panels += [panel] if condition.reference in curves else []
     if not panels:
         return None
-    drawing, _, arms = draw_panels([panels], style, width=5, height=3.5)
+    drawing, grid, arms = draw_panels([panels], style, width=5, height=3.5)
+    for place in grid[0]:
+        place.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        place.xaxis.set_major_formatter(ticker.EngFormatter())
     caption = (
         f"{condition.metric} on held-out data against the cost of training so far. The seconds of a run are its equal "
-        f"share of its program's time without compilation, spread evenly over the steps. {BANDS}"
+        "share of its program's time without compilation, spread evenly over the steps. They are no benchmark: "
+        f"programs ran one after the other, maybe with other work beside them on the machine. {BANDS}"
     )
     return drawing, caption, arms
 
@@ -205,7 +210,7 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None
-    drawing, [[panel]] = plots.canvas(8.5, 1.5 + 0.42 * len(arms))
+    drawing, [[panel]] = plots.canvas(8.5, 1.9 + 0.42 * len(arms))
     for row, arm in enumerate(arms):
         colour, difference = style[arm.name].colour, arm.difference
         value_R = [x - condition.base.mean for x in arm.values.values()] if difference.unpaired else []
@@ -215,12 +220,13 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
         panel.plot(difference.mean, row, ls="", marker="|", ms=18, mew=2.5, color=colour)
         panel.plot(value_R, np.full(len(value_R), row), ls="", marker="o", ms=4.5, mfc="white", color=colour)
     panel.axvline(0, color="black", lw=1.5)
+    panel.plot(0, len(arms), ls="", marker="|", ms=18, mew=2.5, color="black")
     labels = [f"{style[arm.name].label} (n = {sentences.count(arm.difference)})" for arm in arms]
-    panel.set_yticks(range(len(arms)), labels)
-    panel.set_ylim(len(arms) - 0.4, -0.6)
+    panel.set_yticks(range(len(arms) + 1), [*labels, style[condition.reference].label])
+    panel.set_ylim(len(arms) + 0.6, -0.6)
     panel.grid(axis="x", alpha=0.3)
     reference, side = styles.shorten(condition.reference), "right" if condition.better == "more" else "left"
-    panel.set_xlabel(f"{condition.metric}, arm minus {reference} ({side} of the line: better than the reference)")
+    panel.set_xlabel(f"{styles.spell(condition.metric)}, arm minus {reference} ({side} of the line: better)")
     bars = "Bars are 95 % intervals" + f" for {sentences.describe_family(condition)}" * (condition.together > 1)
     bars = bars if any(arm.difference.interval for arm in arms) else "There are no intervals"
     caption = (
@@ -231,7 +237,12 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
 
 
 def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw symmetry and directionality of scores over steps: a row for each measure, a column for each layer."""
+    """Draw symmetry and directionality of scores over steps: a row for each measure, a column for each layer.
+
+    Only if the arms differ in the score.
+    """
+    if len({str(arm.changes.get("model.score")) for arm in condition.arms}) < 2:
+        return None
     every = [run for arm_runs in runs.values() for run in arm_runs]
     depth = {name: max(len(run.layers(name)) for run in every) for name in study_runs.SYMMETRY}
     names, layers = [name for name in depth if depth[name]], plots.spread(max(depth.values()), MOST)
@@ -240,15 +251,15 @@ def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) ->
     logged = {arm: [run for run in arm_runs if any(map(run.layers, names))] for arm, arm_runs in runs.items()}
 
     def panel(name: str, layer: int) -> Panel:
-        title = f"{name.replace('_', ', ')}, layer {layer}"
+        title = f"{study_runs.SYMMETRY[name]}, layer {layer}"
         return Panel(title, "step", stack(logged, lambda run: run.curve(f"{name}/{layer}")))
 
     rows = [[panel(name, m + 1) for m in layers] for name in names]
     drawing, _, arms = draw_panels(rows, style, width=2.6, height=2.2)
     caption = (
-        "symmetry and directionality of the bilinear form of the scores in each layer, over training. symmetry is the "
-        "mean over heads, and symmetry, sum is measured on the sum of the heads' forms: 1 if symmetric, -1 if skew, "
-        "about 0 if random. directionality is 0 if the form is symmetric, and negative if the key side dominates. At "
+        "symmetry and directionality of the bilinear form of the scores in each layer, over training. Symmetry is the "
+        "mean over heads, or that of the sum of the heads' forms: 1 if symmetric, -1 if skew, about 0 if random. "
+        "Directionality is 0 if the form is symmetric, and negative if the key side dominates. At "
         f"step 0 it can be anywhere between -1 and 1. {BANDS}"
     )
     return drawing, caption, arms
@@ -278,7 +289,7 @@ def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str
         axis.set_major_formatter(ticker.FormatStrFormatter(form))
         axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
-    panel.set_ylabel(styles.shorten(family.metric), fontsize=9)
+    panel.set_ylabel(styles.spell(family.metric), fontsize=9)
     panel.grid(alpha=0.3, which="both")
     panel.tick_params(labelsize=8, which="both")
     styles.draw_legend(drawing, {law.name: style[law.name] for law in family.laws})

@@ -1,4 +1,4 @@
-"""The progress bar of a study: the current program, its steps, the time left."""
+"""The progress bar of a study: the current program, its steps, the time left of the whole study."""
 
 import time
 from collections.abc import Sequence
@@ -10,10 +10,14 @@ from experiments.folder import log
 class Progress(log.Line):
     """The progress bar of a study. It measures work in FLOPs."""
 
-    def __init__(self, waiting: Sequence[Any]):
-        """waiting: the programs that are still to be trained (programs.Checked)."""
-        super().__init__("{desc}{postfix}", total=sum(job.work for job in waiting))
-        self._later, self._count, self._begun, self._loss = [*waiting], len(waiting), 0, ""
+    def __init__(self, waiting: Sequence[Any], later: Sequence[Any] = ()):
+        """waiting: the programs (programs.Checked) that are still to be trained. later: those that another bar counts.
+
+        The time left includes both.
+        """
+        self._later, self._count, self._begun, self._loss = [*waiting, *later], len(waiting), 0, ""
+        super().__init__("{desc}{postfix}", total=sum(job.work for job in self._later))
+        self.is_shared = False  # whether other processes train programs of the study; then this one does not train all
         self._start_seconds = 0.0  # of the last program: to load its data, compile it, and evaluate it at step 0
 
     def begin(self, job: Any) -> None:
@@ -21,9 +25,10 @@ class Progress(log.Line):
         self._later = [later for later in self._later if later is not job]
         self._begun += 1
         self._job, self._step, self._loss, self._began = job, 0, "", time.perf_counter()
-        self._title = f"{self._begun} of {self._count}, {job.program.name}"
+        kind = "tuning program" if job.program.tuning else "program"
+        self._title = f"{kind} {self._begun} of {self._count}, {job.program.name}"
         self._bar.set_description_str(self._title, refresh=False)
-        self._bar.set_postfix_str(f"compiling, {self._left(1)}")
+        self._bar.set_postfix_str(f"compiling{self._left(1)}")
 
     def start(self, step: int) -> None:
         """Begin to count steps. Those up to `step` were trained in an earlier process."""
@@ -34,6 +39,7 @@ class Progress(log.Line):
 
     def replace(self, job: Any, rest: Sequence[Any]) -> None:
         """Replace a waiting program by `rest`: the programs with its runs that no other process has trained."""
+        self.is_shared = True
         self._later = [later for later in self._later if later is not job] + [*rest]
         self._count += len(rest) - 1
         self._bar.total += sum(part.work for part in rest) - job.work
@@ -42,14 +48,19 @@ class Progress(log.Line):
         """Show that `step` steps of the current program are done. loss: the mean over rows; None: not fetched."""
         done, self._step = self._job.step_flops * (step - self._step), step
         self._loss = self._loss if loss is None else f", loss {loss:.4f}"
-        text = f"{self._left(0, done)}{self._loss}"
-        self._show(f"{self._title}, step {step:,}/{self._job.steps:,}", text, done=done, prints=loss is not None)
+        is_end = step == self._job.steps and not self._later
+        text = f"{'' if is_end else self._left(0, done)}{self._loss}"
+        title = f"{self._title}, step {step:,}/{self._job.steps:,}"
+        self._show(title, text.removeprefix(", "), done=done, prints=loss is not None)
 
     def _left(self, starting: int, done: float = 0.0) -> str:
-        """Return the time left as text: steps, evaluations and compilations. starting: 1 if a program compiles now."""
+        """Return ', 31:10 left in the study': steps, evaluations and compilations. starting: 1 if a program compiles.
+
+        This process is assumed to train all programs, so the time is an upper limit if it shares them.
+        """
         bar = self._bar.format_dict
         n = bar["n"] + done
         if not n:
-            return "? left in the study"
+            return ", ? left in the study"
         seconds = bar["elapsed"] / n * (bar["total"] - n) + self._start_seconds * (starting + len(self._later))
-        return f"{self._bar.format_interval(seconds)} left in the study"
+        return f", {'at most ' * self.is_shared}{self._bar.format_interval(seconds)} left in the study"

@@ -145,7 +145,8 @@ def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, 
     numbers = record(study, analysis, session) | disk.finite({"tuned": [choice.record() for choice in tuned]})
     pictures = study_figures.draw(folder, study, analysis.conditions, analysis.runs, analysis.laws)
     pictures += tuning.draw(folder, study, tuned)
-    title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
+    several = f'{len(study.arms)} arms, "{study.reference}" is the reference'
+    title = f"{study.experiment}: {several if len(study.arms) > 1 else 'one arm'}"
     blocks = list_blocks(analysis, numbers, pictures, tuning.table(tuned))
     content = {"title": title, "record": numbers, "blocks": blocks}
     names = ("report.json", "report.md", "report.html", "runs.csv")
@@ -163,10 +164,11 @@ def list_blocks(
 ) -> list[Block]:
     """Return the blocks of the report in their order. record: report.json. tuned: the table of the choices."""
     started, waiting = split_by_progress(analysis.conditions)
-    blocks, several = [Block("Verdict", texts=[record["verdict"]])], len(started) > 1
+    blocks, several = [Block("Verdict", texts=[*filter(None, (record["verdict"], record["rates"]))])], len(started) > 1
     if overview := tables.tabulate_overview(started):
         blocks.append(Block("All conditions", table=overview))
-    blocks += [Block(entry.name, 3, [sentences.describe_condition(entry)]) for entry in started]
+    if len(analysis.conditions) > 1:  # else the verdict is that of the condition
+        blocks += [Block(entry.name, 3, [sentences.describe_condition(entry)]) for entry in started]
     blocks.append(Block("Arms", texts=waiting))
     blocks += [Block(f"{x.name}: {x.metric}", 3, table=tables.tabulate_condition(x)) for x in started]
     for i, family in enumerate(analysis.laws):
@@ -180,6 +182,8 @@ def list_blocks(
         if several:
             groups = itertools.groupby(drawn, lambda picture: picture.condition)
             blocks += [Block(name, 3, figures=[*group]) for name, group in groups]
+    reporting = " ".join(sentences.describe_reporting(analysis.conditions, record["rates"]))
+    blocks.append(Block("How to report this", texts=[reporting]))
     return [*blocks, Block("What was run", table=tables.tabulate_runs(record))]
 
 
@@ -222,6 +226,7 @@ def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
         "reference": study.reference,
         "seeds": study.seeds,
         "verdict": _verdict(study, analysis),
+        "rates": sentences.describe_rates(study, session["config"]) if "config" in session else "",
         "looks": len(analysis.past.looks),
         "finished_runs": len(analysis.runs),
         "planned_runs": len(analysis.runs) + len(missing),
@@ -268,7 +273,10 @@ def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
 
 
 def _verdict(study: studies.Study, analysis: Analysis) -> str:
-    return " ".join([sentences.describe_study(analysis.conditions), *sentences.describe_plan_log(study, analysis.past)])
+    conditions = analysis.conditions
+    is_one = len(conditions) == 1
+    verdict = sentences.describe_condition(conditions[0]) if is_one else sentences.describe_study(conditions)
+    return " ".join([verdict, *sentences.describe_plan_log(study, analysis.past)])
 
 
 @functools.cache  # a template is compiled once
@@ -304,9 +312,11 @@ def format_text(study: studies.Study, analysis: Analysis) -> str:
     """Return the tables and verdicts of an analysis as text for a terminal."""
     started, waiting = split_by_progress(analysis.conditions)
     parts = [(x.name, tables.tabulate_condition(x), sentences.describe_condition(x)) for x in started]
+    if len(analysis.conditions) == 1:  # then this sentence is the verdict
+        parts = [(name, table, "") for name, table, _ in parts]
     if overview := tables.tabulate_overview(started):
         parts.append(("all conditions", overview, overview.notes[0]))
     fill = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
     indented = functools.partial(fill, initial_indent="  ", subsequent_indent="  ")
-    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(text)}" for name, table, text in parts]
+    blocks = [f"{name}\n{tables.align(table)}\n\n{indented(text)}".rstrip() for name, table, text in parts]
     return "\n\n".join([*blocks, *waiting, fill(_verdict(study, analysis))]).translate(log.CONTROL)

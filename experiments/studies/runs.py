@@ -15,8 +15,15 @@ from experiments.folder import checkpoint, records
 from experiments.studies import study as studies
 from tfm import shapes
 
-SYMMETRY = ("symmetry", "symmetry_sum", "directionality")  # names in metrics.jsonl, followed by /layer
-COSTS = {"flops_per_step": "FLOPs", "seconds_per_step": "seconds"}  # name in summary.json -> unit
+SYMMETRY = {  # name in metrics.jsonl, followed by /layer -> in words
+    "symmetry": "symmetry",
+    "symmetry_sum": "symmetry of the sum",
+    "directionality": "directionality",
+}
+COSTS = {  # name in summary.json -> unit, label of an axis
+    "flops_per_step": ("FLOPs", "FLOPs of training"),
+    "seconds_per_step": ("seconds", "seconds of training (programs ran one after the other)"),
+}
 SUMS = 4  # sums of each weight: those of independent weights are proportional by chance once in 10^10
 NEAR = 1e-4  # relative. Rounding, by programs and to six digits in summary.json, is a hundred times smaller
 
@@ -115,7 +122,10 @@ def sketches(params: Any) -> list[Sketch]:
 
 
 def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """Return the names of weights, in both sketches with the same shape, that are not multiples of each other."""
+    """Return the names of initial weights of equal shape that differ by more than a factor between two runs.
+
+    sketch, reference: of the two runs, as `sketches` returns them.
+    """
     names = []
     for name in filter(reference.__contains__, sketch):
         a, b = np.array(sketch[name], float), np.array(reference[name], float)

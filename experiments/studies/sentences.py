@@ -5,10 +5,13 @@ found, the sentence states the interval, because few seeds rarely show a differe
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from experiments.config import settings as configs
 from experiments.studies import inference, plan, statistics, study as studies
 
+RATE = "optim.learning_rate"
 LISTED = 6  # the most names of weights, or comparisons, in a sentence
 COMPARATIVES = {"less": "lower", "more": "higher"}  # by Condition.better
 REPEATED = "every run has the same value: was its seed passed on, or is the value rounded? Means are not compared"
@@ -23,7 +26,7 @@ OPENING = {  # kind -> the beginning of the sentence on its arms
     statistics.FLAT: "No spread (the same difference in every seed; by the sign test, too few seeds for a verdict):",
     statistics.STUCK: "In two clusters (seeds of arm or reference stayed on a plateau, so means are not compared):",
     **{kind: f"{kind.capitalize()} ({REPEATED}):" for kind in statistics.IDENTICAL.values()},
-    statistics.FEW: f"Too few seeds for a verdict (at least {inference.FEWEST} are needed):",
+    statistics.FEW: f"No verdict (it needs at least {inference.FEWEST} seeds):",
 }
 FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
 PAIRED = "Student's t intervals of the differences paired by seed, which are assumed to be roughly normal"
@@ -122,8 +125,9 @@ def describe_family(condition: statistics.Condition) -> str:
 
 def describe_condition(condition: statistics.Condition) -> str:
     """Return a paragraph on a condition: verdicts, intervals, warnings, excluded and missing runs."""
-    rule = f"{COMPARATIVES[condition.better]} is better"
-    sentences = [f"Each arm is compared with {quote(condition.reference)} in {condition.metric} ({rule})."]
+    rule = f"{condition.metric} ({COMPARATIVES[condition.better]} is better)"
+    sentences = [f"Each arm is compared with {quote(condition.reference)} in {rule}."]
+    sentences = sentences if condition.compared else [describe_only_arm(condition)]
     for kind, opening in OPENING.items():
         arms = [arm for arm in condition.compared if arm.difference.kind == kind]
         phrases = "; ".join(f"{quote(arm.name)} {describe_arm(condition, arm.difference)}" for arm in arms)
@@ -143,6 +147,13 @@ def describe_condition(condition: statistics.Condition) -> str:
     sentences += [f"Excluded from the means, which flatters an arm: {', '.join(diverged)}."] if diverged else []
     sentences += [f"Not finished yet: {'; '.join(missing)}."] if missing else []
     return " ".join(sentences)
+
+
+def describe_only_arm(condition: statistics.Condition) -> str:
+    """Return the mean and the SD of an arm that is compared with no other."""
+    arm = condition.base
+    spread = " ± ".join(format_number(x) for x in (arm.mean, arm.std) if x is not None) or "no finished run"
+    return f"{condition.metric} of {quote(arm.name)}: {spread} (mean ± SD over {count_seeds([arm.n])})."
 
 
 def describe_tuning(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
@@ -192,13 +203,15 @@ def describe_partners(condition: statistics.Condition) -> list[str]:
 
 
 def describe_study(conditions: Sequence[statistics.Condition]) -> str:
-    """Return the verdict on the study: the conditions in which each arm is worse, better, ..."""
+    """Return the verdict on the study: in which conditions each arm is worse, better, ..., by how much."""
     arms = [arm for condition in conditions for arm in condition.arms]
     missing, diverged = sum(len(arm.missing) for arm in arms), sum(len(arm.diverged) for arm in arms)
     sentences = [f"The study is not finished (missing runs: {missing})."] * bool(missing)
     excluded = [f"Runs excluded from the means because they diverged: {diverged}."] * bool(diverged)
     reference = quote(conditions[0].reference)
     verdicts = [arm.difference for arm in arms if arm.difference and arm.difference.kind != statistics.FEW]
+    if not conditions[0].compared:
+        return " ".join([*sentences, "No verdict: there is one arm, and nothing to compare it with.", *excluded])
     if not verdicts:
         needed = f"at least {inference.FEWEST} seeds with finished runs of both the arm and {reference}"
         return " ".join([*sentences, f"No verdict: a comparison needs {needed}.", *excluded])
@@ -207,31 +220,47 @@ def describe_study(conditions: Sequence[statistics.Condition]) -> str:
     runs = [n for difference in verdicts for n in difference.unpaired or ()]
     over = [count_seeds(counts)] if paired else []
     over += [f"{count_seeds(runs, 'run')} a side, unpaired (no common seeds)"] if runs else []
-    sentences += [f"Each arm is compared with {reference} over {', or '.join(over)}."]
+    rules = dict.fromkeys(f"{entry.metric} ({COMPARATIVES[entry.better]} is better)" for entry in conditions)
+    metric = "" if len(rules) > 1 else f", in {next(iter(rules))}"
+    sentences += [f"Each arm is compared with {reference} over {', '.join(over)}{metric}."]
     alike: dict[str, list[str]] = {}  # phrase -> the names of its arms
     for arm_C in zip(*(condition.compared for condition in conditions), strict=True):
         alike.setdefault(_describe_arm_everywhere(arm_C, conditions), []).append(arm_C[0].name)
     sentences += [f"{quote(*names)}: {phrase}." for phrase, names in alike.items()]
     if len(conditions) > 1 and conditions[0].family == "condition":
         sentences.append("Each interval is corrected within its condition, not for the number of conditions.")
-    elif len(conditions) > 1:
+    elif conditions[0].together > 1 and any(difference.interval for difference in verdicts):
         sentences.append(f"All intervals hold at 95 % for {describe_family(conditions[0])}.")
     return " ".join([*sentences, *excluded])
 
 
 def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequence[statistics.Condition]) -> str:
-    """Return 'worse in causal; no difference found in masked (95 % interval from ... better to ... worse)'."""
+    """Return 'worse in causal by 0.05 (95 % interval 0.03 to 0.07); no difference found in masked (...)'."""
     places: dict[str, list[tuple[statistics.Condition, statistics.Difference]]] = {}
     for condition, arm in zip(conditions, arms, strict=True):
         places.setdefault(arm.difference.kind, []).append((condition, arm.difference))
     phrases = []
     for kind, pairs in places.items():
         subset, differences = zip(*pairs, strict=True)
-        phrases.append(f"{_insert_margins(kind, subset)}{_list_conditions(subset, conditions)}")
-        if kind == statistics.OPEN and len({condition.metric for condition in subset}) == 1:
-            intervals = "95 % intervals range" if len(subset) > 1 else "95 % interval"
-            phrases[-1] += f" ({intervals} {describe_range(subset[0], differences)})"
+        phrase = f"{_insert_margins(kind, subset)}{_list_conditions(subset, conditions)}"
+        if kind in (statistics.OPEN, statistics.WORSE, statistics.BETTER):
+            phrase += _describe_effect(subset, differences)
+        phrases.append(phrase)
     return "; ".join(phrases)
+
+
+def _describe_effect(conditions: Sequence[statistics.Condition], differences: Sequence[statistics.Difference]) -> str:
+    """Return ' by 0.05 (95 % interval 0.03 to 0.07)', or the ranges over conditions; '' without common intervals."""
+    if len({condition.metric for condition in conditions}) > 1 or not all(x.interval for x in differences):
+        return ""
+    intervals = "95 % intervals range" if len(conditions) > 1 else "95 % interval"
+    if differences[0].kind == statistics.OPEN:
+        return f" ({intervals} {describe_range(conditions[0], differences)})"
+    sizes = sorted(abs(x.mean) for x in differences)
+    ends = sorted(abs(end) for x in differences for end in x.interval)
+    size = " to ".join(dict.fromkeys(map(format_number, (sizes[0], sizes[-1]))))
+    start = " from" * (len(conditions) > 1)
+    return f" by {size} ({intervals}{start} {format_number(ends[0])} to {format_number(ends[-1])})"
 
 
 def _insert_margins(text: str, conditions: Sequence[statistics.Condition]) -> str:
@@ -263,9 +292,48 @@ def describe_plan_log(study: studies.Study, past: plan.Past) -> list[str]:
     return sentences
 
 
+def describe_rates(study: studies.Study, config: Mapping[str, Any]) -> str:
+    """Return how the arms were tuned; without tuning, their learning rates. config: of the study, as a tree."""
+    if tuned := {arm: grid for arm, grid in study.grid.items() if grid}:
+        keys = list(dict.fromkeys(key for grid in tuned.values() for key in grid))
+        counts = [math.prod(map(len, grid.values())) for grid in tuned.values()]
+        names = "Each arm" if len(tuned) == len(study.arms) else f"Of all arms only {quote(*tuned)}"
+        best = f"the best of {count_seeds(counts, 'combination' if len(keys) > 1 else 'value')} of {join_names(keys)}"
+        seeds = count_seeds([len(study.tune_seeds)], "other seed")
+        return f"{names} was tuned: {best}, over {seeds}, on a split of the training data."
+    common, names = configs.flat(config).get(RATE), {}
+    for arm in study.arms:
+        names.setdefault(arm.changes.get(RATE, common), []).append(arm.name)
+    if len(names) > 1:
+        rates = "; ".join(f"{rate} for {quote(*arms)}" for rate, arms in names.items())
+        return f"No arm was tuned in this study: {RATE} was set to {rates}."
+    rate = "" if common is None else f": {RATE} = {next(iter(names))}"
+    changed = " in each condition" * any(RATE in condition.changes for condition in study.conditions)
+    return f"No arm was tuned in this study: one rate for all arms{changed or rate}."
+
+
+def describe_reporting(conditions: Sequence[statistics.Condition], rates: str) -> list[str]:
+    """Return sentences on what to write about the study in a paper. rates: `describe_rates`, or ''."""
+    first, intervals = conditions[0], [x.difference.interval for entry in conditions for x in entry.compared]
+    data = "Name the commit, the data and the seeds (What was run), and publish the table of all runs."
+    if not first.compared:
+        return ["Give the mean and the SD over seeds, not the best seed.", data]
+    if not any(intervals):
+        return ["There is no interval here, so show the value of every run, and do not claim a difference.", data]
+    pairing = "; ".join(dict.fromkeys(map(describe_pairing, conditions)))
+    runs = count_seeds([arm.n for entry in conditions for arm in entry.arms if arm.n], "run")
+    joint = f", which hold for {describe_family(first)} (Bonferroni)" * (first.together > 1)
+    sentences = [f"Give {runs} of each arm, and each mean difference to {quote(first.reference)}, {pairing}."]
+    sentences += [f"Next to each difference, give its 95 % interval (Student's t){joint}."]
+    sentences += [f"Say how rates were chosen. {rates}"] * bool(rates)
+    return [*sentences, "Show all arms, also those without a difference, and all runs that diverged.", data]
+
+
 def describe_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
     """Return the smallest detectable difference, also in units of the metric if conditions have runs, from `folder`."""
     n, m = len(study.seeds), max(condition.together for condition in conditions)
+    if not m:
+        return "power: there is one arm, and nothing to compare it with"
     if n < inference.FEWEST:
         return f"power: {count_seeds([n])} can show no difference; at least {inference.FEWEST} are needed"
     least = inference.detectable(n, m)

@@ -1,8 +1,10 @@
 """The colour, line and marker of every arm, the same in all figures of a study, safe for the colour-blind."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib import figure, lines
 
 from experiments.figures import plots
@@ -48,10 +50,20 @@ def shorten(name: str) -> str:
     return plots.name(name, 28)
 
 
+def spell(name: str) -> str:
+    """Return a metric or a setting in words: 'calibration error' for 'eval/calibration_error'."""
+    return shorten(re.sub(r"^eval/|^[a-z]+\.", "", name).replace("_", " "))
+
+
 def draw_legend(drawing: figure.Figure, styles: Mapping[str, Style]) -> None:
-    """Draw the legend of these arms below all panels."""
+    """Draw the legend of these arms below all panels, in as few rows as fit."""
     handles = [lines.Line2D([], [], **style.look) for style in styles.values()]
     labels = [style.label for style in styles.values()]
-    width = max(2.3, 0.7 + 0.085 * max(map(len, labels), default=0))  # inches of a label: more would be cut off
-    columns = max(1, min(len(handles), int(drawing.get_figwidth() / width)))
-    drawing.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    inches = [0.7 + 0.085 * len(label) for label in labels]
+    columns = (n for n in range(len(labels), 1, -1) if _sum_widths(inches, n) <= drawing.get_figwidth())
+    drawing.legend(handles, labels, loc="outside lower center", ncols=next(columns, 1), frameon=False)
+
+
+def _sum_widths(inches: Sequence[float], columns: int) -> float:
+    """Return the width of a legend whose labels fill one column after the other, as matplotlib's do."""
+    return sum(max(part) for part in np.array_split(inches, columns))

@@ -29,13 +29,15 @@ def tabulate_condition(condition: statistics.Condition) -> Table:
     """Return the table of a condition: a row for each arm, in the order of the study."""
     metrics = [name for name in ("eval/loss", "eval/accuracy") if any(name in arm.others for arm in condition.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
-    head += [f"minus {condition.reference}", "95 % interval", "p" + " (Bonferroni)" * (condition.together > 1)]
+    compared = [f"minus {condition.reference}", "95 % interval", "p" + " (Bonferroni)" * (condition.together > 1)]
+    head += compared if condition.compared else []
     head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
     rows = []
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
         flops = NONE if arm.flops_per_token is None else summaries.format_si(arm.flops_per_token, "").strip()
-        row = [arm.name, params, flops, str(arm.n), _format_spread(arm), *_format_difference(arm.difference)]
+        row = [arm.name, params, flops, str(arm.n), _format_spread(arm)]
+        row += _format_difference(arm.difference) if condition.compared else []
         row += [_format_steps(arm.threshold_step)] if arm.threshold_step else []
         rows.append(row + [_format_spread(arm.others.get(name)) for name in metrics])
     unknown = {i for i in (1, 2) if {row[i] for row in rows} == {NONE}}  # in a table of another program
@@ -73,8 +75,8 @@ def _format_steps(step: statistics.ThresholdStep) -> str:
 
 
 def _write_notes(condition: statistics.Condition) -> list[str]:
-    pairing = sentences.describe_pairing(condition)
-    notes = [f"Mean ± sample standard deviation over runs; differences are {pairing}."]
+    differences = f"; differences are {sentences.describe_pairing(condition)}" * bool(condition.compared)
+    notes = [f"Mean ± sample standard deviation over runs{differences}."]
     if condition.together > 1:
         level = f"Bonferroni: {100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} % each"
         notes[0] += f" Intervals hold for {sentences.describe_family(condition)} ({level}); p is that of one "

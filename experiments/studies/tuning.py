@@ -18,7 +18,7 @@ from experiments.studies import figures as study_figures, inference, runs, sente
 
 FOLDER = "tuning"
 SAMPLES = 200  # bootstrap samples of the tuning seeds
-RATE = "optim.learning_rate"  # the setting that is interpolated
+RATE = sentences.RATE  # the setting that is interpolated
 EARLIER = "runs with the tried rate exist"  # why it is not, in folders of earlier versions
 
 
@@ -232,11 +232,14 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
     drawn = []
     for condition in study.conditions:
         choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]
+        base = next((x.best.mean for x in tuned if x[:2] == (condition.name, study.reference)), None)
         keys = dict.fromkeys(key for choice in choices for key, x in study.grid[choice.arm].items() if len(x) > 1)
         values, metric, panels = {key: _values(study, choices, key) for key in keys}, condition.metric, []
         for key in keys:
             curves = {x.arm: _curve(x, key, values[key]) for x in choices if key in x.best.values}
-            panels.append(study_figures.Panel(metric, key, curves))
+            if base is not None:  # the reference is in every panel: without values of this setting, as a level line
+                curves.setdefault(study.reference, (np.arange(len(values[key])), np.full((1, len(values[key])), base)))
+            panels.append(study_figures.Panel(f"{styles.spell(metric)} in tuning", styles.spell(key), curves))
         if not panels:
             continue
         drawing, grid, _ = study_figures.draw_panels([panels], styles.choose_styles(study), width=4.2, height=3.6)
@@ -246,7 +249,8 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         seeds = sentences.count_seeds([len(study.tune_seeds)])
         caption = (
             f"{condition.name}: {metric} on the tuning split against the values that each arm tried, mean over "
-            f"{seeds}, with other settings at their chosen values. A value with a diverged seed has no point."
+            f"{seeds}, with other settings at their chosen values. A value with a diverged seed has no point. The "
+            "reference is a level line where it has no values to try."
         )
         drawn.append(study_figures.write(folder, drawing, FOLDER, condition.name, caption))
     return drawn

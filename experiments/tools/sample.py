@@ -93,7 +93,7 @@ def run(
         return dry_runs.compile_and_report(generation.requests(session.generator, ids, steps=steps), target, json)
     interactive = prompts == ["-"] or not prompts and sys.stdin is not None and sys.stdin.isatty()
     texts = list(answer_lines(session)) if interactive else draw(session, prompts or [""], options.seed)
-    commands.save("\n\n".join(texts), file)
+    commands.save(separate(texts), file)
     return texts[0] if isinstance(prompt, str) and options.samples == 1 and not interactive else texts
 
 
@@ -154,8 +154,14 @@ def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
         return texts
     new = [itertools.chain(*rows) for rows in zip(*rounds, strict=True)]
     texts = [text + "".join(decode(b, new[b])) for b, text in enumerate(prompts)]
-    log.say("\n\n".join(texts), "\n")
+    log.say(separate(texts), "\n")
     return texts
+
+
+def separate(texts: Sequence[str]) -> str:
+    """Return the texts, each below a line with its number if there are several."""
+    lines = [f"--- text {i} of {len(texts)} ---\n" * (len(texts) > 1) for i in range(1, len(texts) + 1)]
+    return "\n\n".join(map("".join, zip(lines, texts, strict=True)))
 
 
 def answer_lines(session: Session) -> Iterator[str]:

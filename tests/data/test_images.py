@@ -96,7 +96,8 @@ def test_lines_describe_the_parts_and_the_classes_without_a_training_image(tmp_p
     y = arrays()["y_train"]
     source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.zeros(EVALUATION, int))
     assert images.load_described(source).lines == [
-        f"{source}: by their names, x_train to train on; x_test to evaluate; all else is not used",
+        f"{source}: by their names, x_train with y_train to train on; x_test with y_test to evaluate; "
+        "all else is not used",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes (1 without an image to train on: 1)",
         f"{source}: classes: 0, 1, 2, 3",
     ]
@@ -131,7 +132,9 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
     three = {f"x_{name}": image for name, image in pixels.items()}
     three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
     data = images.load(archive(tmp_path / "a.npz", **three))
-    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [line.format("x_", "")]
+    assert (data.evaluation_image_BYXZ == 2).all() and data.lines == [
+        f"by their names, x_train with y_train to train on; x_{valid} with y_{valid} to evaluate; all else is not used"
+    ]
     source = idx_folder(tmp_path / "idx")
     before = images.load(source)
     write_single_part(tmp_path / "idx" / f"{valid}.npz")  # other files next to IDX files are not read

@@ -160,6 +160,18 @@ def test_help_lists_the_settings_with_their_comments(capsys):
     assert "\nseed = 0  # seed of" in output and "\nSettings of vision:\nimage." in output
 
 
+def test_help_lists_every_flag_once_below_plain_headings(capsys):
+    with pytest.raises(SystemExit):
+        launch.main(["launch.py", "--help"])
+    output = capsys.readouterr().out
+    names = [line.partition(":")[0].removeprefix("[no]") for line in output.split("\n  --")[1:]]
+    own = [flag.name for flag in launch.flags.FLAGS.flags_by_module_dict()[launch.__name__]]
+    assert sorted(names) == sorted([*own, "config.KEY"]) and names[:3] == ["config", "config.KEY", "sweep"]
+    assert output.startswith("Train the model") and "\n\nWhere:\n  --workdir: Folder of the run" in output
+    assert "  --sweep: Train all values: optim.learning_rate=1e-3,3e-3. Repeat it: all combinations.\n" in output
+    assert not [word for word in ("absl", "[]", "None", "specify") if word in output]
+
+
 QUITTING_EXPERIMENT = """
 import asyncio, os, sys
 import dots

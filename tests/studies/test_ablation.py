@@ -50,7 +50,7 @@ def test_a_study_writes_its_runs_and_its_report(tmp_path):
     assert first["all/fast/seed_3"] == first["all/base/seed_3"] != first["all/base/seed_5"]  # before training
     config = "ablation_config.py"
     assert list(tmp_path.glob(f"study/**/{config}")) == [root / "source" / config]  # one copy for all runs
-    kinds = ("course", "differences", "symmetry")
+    kinds = ("course", "differences")
     for file in ("report.json", "report.md", "report.html", *(f"figures/{kind}_all.png" for kind in kinds)):
         assert (root / file).stat().st_size > 1000 and file in outcome.out
     assert not (root / "checkpoints").exists()

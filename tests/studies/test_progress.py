@@ -11,6 +11,7 @@ from experiments.studies import programs, progress
 
 STEP_SECONDS, COMPILE_SECONDS = 0.1, 20.0  # seconds
 LINE = re.compile(r" ([\d:]+|\?) left")
+IN_THE_STUDY = " left in the study, loss"
 
 
 @pytest.fixture
@@ -47,9 +48,9 @@ def test_the_time_left_of_a_run_counts_larger_batches_and_evaluations(clock, cap
     line.close()
     out = capsys.readouterr().out
     estimates = parse_seconds(out)
-    assert len(estimates) == len(ends) and f"step {start + 1}/1,000: ? left, loss 1.5000\n" in out
-    assert all(is_near(*pair) for pair in zip(estimates[20:], [clock.now - end for end in ends[20:]], strict=True))
-    assert estimates[-1] == 0 and "step 1,000/1,000: 00:00 left, loss 1.5000, " in out.splitlines()[-1]
+    assert len(estimates) == len(ends) - 1 and f"step {start + 1}/1,000: ? left, loss 1.5000\n" in out
+    assert all(is_near(*pair) for pair in zip(estimates[20:], [clock.now - end for end in ends[20:-1]], strict=True))
+    assert "step 1,000/1,000, loss 1.5000, " in out.splitlines()[-1]  # no time left after the last step
     assert line.tokens_per_second() == pytest.approx(16 / STEP_SECONDS)  # of the steps alone
 
 
@@ -79,14 +80,22 @@ def test_every_host_measures_its_devices_and_only_the_main_one_says_so(is_main, 
     assert measured == [1] and ("1 GFLOP/s" in capsys.readouterr().out) == is_main
 
 
-def simulate_study(clock, jobs, *, start, power, finished_elsewhere):
+def make_jobs(names=("small", "large"), *, tuning=False):
+    """Return a program of each name. Those with the name "large" have twice the runs, and twice the FLOPs of a run."""
+    jobs = []
+    for name in names:
+        n = 2 if name == "large" else 1
+        program = types.SimpleNamespace(name=name, runs=range(n), tuning=tuning)
+        jobs.append(programs.Checked(program, [], 300, 1, n))
+    return jobs
+
+
+def simulate_study(clock, jobs, line, *, start=0, power=1):
     """Simulate a study with the calls of ablation.py and programs.py. A step takes its FLOPs to the power `power`.
 
-    Returns the time at the end of every step, and at the end.
+    Returns the time at the end of every step.
     """
-    line, ends = progress.Progress(jobs), []
-    if finished_elsewhere:
-        line.replace(jobs.pop(2), [])
+    ends = []
     for number, job in enumerate(jobs):
         step_seconds, first = STEP_SECONDS * job.step_flops**power / 3, 0 if number else start
         line.begin(job)
@@ -100,21 +109,32 @@ def simulate_study(clock, jobs, *, start, power, finished_elsewhere):
                 with line.pause():
                     clock.now += 5 * step_seconds
     line.close()
-    return ends, clock.now
+    return ends
 
 
 @pytest.mark.parametrize(("start", "power", "elsewhere"), [(0, 1, False), (200, 1, True), (0, 0.8, False)])
 def test_the_time_left_of_a_study_counts_all_compilations_and_is_about_right(clock, capsys, start, power, elsewhere):
     """0.8: large arms have a higher FLOP rate."""
-    jobs = [
-        programs.Checked(types.SimpleNamespace(name=name, runs=range(n)), [], 300, 1, flops)
-        for _ in range(3)
-        for name, n, flops in (("small", 1, 1), ("large", 2, 2))
-    ]
-    ends, end = simulate_study(clock, jobs, start=start, power=power, finished_elsewhere=elsewhere)
+    jobs = make_jobs(3 * ("small", "large"))
+    line = progress.Progress(jobs)
+    if elsewhere:
+        line.replace(jobs.pop(2), [])
+    ends = simulate_study(clock, jobs, line, start=start, power=power)
     out = capsys.readouterr().out
     estimates = parse_seconds(out)
-    assert len(estimates) == len(ends) and out.count(" left in the study, loss") == len(ends)
-    assert f"\n2 of {len(jobs)}, large, step 300/300, " in out
-    for n, (estimate, now) in enumerate(zip(estimates, ends, strict=True)):
-        assert is_near(estimate, end - now), (n, estimate, end - now)
+    assert len(estimates) == out.count(IN_THE_STUDY) == len(ends) - 1  # no time left after the last step
+    assert f"\nprogram 2 of {len(jobs)}, large, step 300/300, " in out
+    assert out.splitlines()[-1] == f"program {len(jobs)} of {len(jobs)}, large, step 300/300, loss 1.5000"
+    assert out.count(", at most ") == (len(estimates) if elsewhere else 0)  # another process has trained a program
+    for n, (estimate, now) in enumerate(zip(estimates, ends[:-1], strict=True)):
+        assert is_near(estimate, clock.now - now), (n, estimate, clock.now - now)
+
+
+def test_the_time_left_in_tuning_is_that_of_the_whole_study(clock, capsys):
+    tuning, compared = make_jobs(4 * ("small",), tuning=True), make_jobs(4 * ("large",))
+    ends = simulate_study(clock, tuning, progress.Progress(tuning, compared))
+    out = capsys.readouterr().out
+    assert "\ntuning program 4 of 4, small, step 300/300, " in out and out.count(IN_THE_STUDY) == len(ends)
+    simulate_study(clock, compared, progress.Progress(compared))
+    estimates, truths = parse_seconds(out)[20:], [clock.now - end for end in ends[20:]]
+    assert all(is_near(*pair) for pair in zip(estimates, truths, strict=True))

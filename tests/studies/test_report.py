@@ -93,8 +93,10 @@ def test_the_page_loads_no_other_files_and_shows_every_figure_in_its_section(rep
     assert all(len(img["alt"]) > 40 for img in images)
     policy = [meta["content"] for meta in metas if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sections = ["Verdict", "Arms", "Training", "Differences", "Symmetry", "What was run"]
-    assert page.find_texts("h2") == page.find_texts("a") == sections
+    sections = ["Verdict", "Arms", "Training", "Differences", "Symmetry", "How to report this", "What was run"]
+    assert page.find_texts("h2") == sections and page.find_texts("a") == [*sections, "report.json", "runs.csv"]
+    links = [link["href"] for link in page.find_attributes("a")]
+    assert links[-2:] == ["report.json", "runs.csv"] and links[0] == "#verdict"
     names = ["causal", "masked"]
     headings = [*names, "causal: eval/loss", "masked: eval/loss", "causal", *names, "causal"]
     assert page.find_texts("h3") == headings
@@ -120,7 +122,36 @@ def test_json_markdown_and_html_agree_on_the_verdict_and_the_runs(report_files):
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * 5 and len({row.count(" | ") for row in rows[:5]}) == 1
     assert rows[2].startswith("| none | 1,000 | 2.5 k | 3 | ") and rows[1].startswith("| :-- | --: ")
-    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("runs.csv.\n")
+    assert (
+        "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("[runs.csv](runs.csv).\n")
+    )
+
+
+def test_the_first_box_has_the_verdict_with_effects_and_how_rates_were_chosen(report_files):
+    numbers, page = json.loads(report_files[1][0].read_text()), Page(report_files[1][2])
+    boxes = [element for element in page.elements if element.get("class") == "verdict"]
+    verdict, rates = (box.text.replace("\N{NO-BREAK SPACE}", " ") for box in boxes)
+    assert verdict == numbers["verdict"] and re.search(
+        r'"none": worse in causal and masked by .* \(95 % interval', verdict
+    )
+    assert rates == numbers["rates"] == "No arm was tuned in this study: one rate for all arms."
+    (reporting,) = (text for text in page.find_texts("p") if text.startswith("Give 3 runs of each arm"))
+    assert rates in reporting and "the 4 comparisons of this study together" in reporting
+
+
+def test_a_study_of_one_condition_has_one_paragraph_and_one_of_one_arm_compares_nothing(tmp_path):
+    study = study_folder.make_study(seeds=(0, 1, 2))
+    study_folder.write_losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0, 1.0, 1.3]})
+    files, analysis = results.write(tmp_path, study, session={}), results.analyse(tmp_path, study)
+    for text in (files[1].read_text(), results.format_text(study, analysis)):
+        assert text.count("Each arm is compared") == 1 and text.count("Worse: ") == 1
+    alone = study._replace(arms=study.arms[1:])
+    files, analysis = results.write(tmp_path, alone, session=study_folder.PROVENANCE), results.analyse(tmp_path, alone)
+    mean = 'eval/loss of "asymmetric": 1.1000 ± 0.1732 (mean ± SD over 3 seeds).'
+    for text in (*(file.read_text() for file in files[1:3]), results.format_text(alone, analysis)):
+        assert mean in text.replace("&#34;", '"')
+        assert not [word for word in ("compar", "minus", "verdict needs", "paired") if word in text]
+    assert files[1].read_text().startswith("# language: one arm\n") and "not the best seed" in files[1].read_text()
 
 
 def test_json_has_the_numbers_of_the_study(report_files):

@@ -1,7 +1,8 @@
-"""The scripts of result pages on runs with chosen losses; the arms that are files of a user."""
+"""The scripts that draw and print the results in docs/, on runs with chosen losses; arms that are files of a user."""
 
 import contextlib
 import io
+import json
 import pathlib
 import runpy
 import types
@@ -13,7 +14,7 @@ import pytest
 import study_folder
 import tiny
 
-from configs import ladder, leave_one_out, positions
+from configs import ladder, leave_one_out, positions, qk_synthetic
 from configs.arms import stochastic_depth
 from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
@@ -66,6 +67,34 @@ def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, monk
     assert ["**" in cell for cell in rows["ALiBi"]] == [False, False, False, True, False]
     assert rows["ALiBi"][3].startswith("**-0.0")
     assert all(1.98 < float(cell) < 2.02 for cell in rows["loss of rotary positions"])
+    script = runpy.run_path(str(ROOT / "docs" / "positions.py"))
+    drawing = script["draw"](script["load"](tmp_path))
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["better", "worse", "no difference found"]
+    assert drawing.get_suptitle() == ""  # here an arm is better
+    better, arms = statistics.BETTER, script["load"](tmp_path)
+    for arm in (arm for condition in arms.values() for arm in condition.values() if arm["difference"]):
+        arm["difference"]["kind"] = arm["difference"]["kind"].replace(better, statistics.OPEN)
+    drawing = script["draw"](arms)
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["worse", "no difference found"]
+    assert drawing.get_suptitle().startswith("No other kind of positions")
+
+
+def test_the_script_on_the_ring_draws_loss_and_accuracy_of_every_score(tmp_path, monkeypatch):
+    config = qk_synthetic.get_config()
+    (tmp_path / "config.json").write_text(json.dumps({"config": config.to_dict()}))
+    for i, (score, _) in enumerate(config.study.arms):
+        for seed in config.study.seeds:
+            rows = [{"step": n, "train/loss": 3 - n / 10, "eval/accuracy": n / 30 + i / 10} for n in (0, 10, 20)]
+            metrics = {"eval/accuracy": i / 10}
+            study_folder.write_run(tmp_path, "ring", score, seed, metrics=metrics, rows=rows)
+    run_script("ring", tmp_path, monkeypatch, tmp_path)
+    drawing = runpy.run_path(str(ROOT / "docs" / "ring.py"))["draw"](tmp_path)
+    _, accuracy = drawing.axes
+    curves = [line.get_ydata().tolist() for line in accuracy.lines if len(line.get_xdata()) == 3]
+    assert [curve[0] for curve in curves[::6]] == pytest.approx([i / 10 for i in range(6)])
+    labels = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert labels[0] == "no matrix: products of tokens" and labels[-1] == "two matrices" and len(labels) == 6
+    assert len(curves) == 6 * (1 + 5)  # means and seeds
 
 
 def test_the_script_on_the_ladder_compares_rungs_and_what_lacks_an_element(tmp_path, monkeypatch):

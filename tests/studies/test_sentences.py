@@ -57,7 +57,7 @@ def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     near = ("No difference", '"near"', "0.5198 better", "0.6198 worse")
     flat = ("No spread", '"up" by 0.2500 in every seed', "p = 0.8750 by the sign test", '"down" by -0.2500')  # 7 / 8
     assert has_parts(text, "eval/loss (lower", "Worse", *high, "Better", *low)
-    assert has_parts(text, *near, "Identical", '"same"', *flat, "Too few", '"few"')
+    assert has_parts(text, *near, "Identical", '"same"', *flat, "No verdict", '"few"')
     assert has_parts(text, "95 %", "7 comparisons of this study", "Bonferroni", "Not finished", '"few" seed 1, 2, 3')
     text = sentences.describe_condition(flip_metric(condition))
     assert has_parts(text, "eval/accuracy (higher", "Worse", *low, "Better", *high)
@@ -75,7 +75,7 @@ def test_without_an_interval_no_sentence_is_about_intervals(tmp_path):
 def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     condition = analyse(tmp_path, {"high": HIGH[:n], "base": BASE})
     text = sentences.describe_condition(condition)
-    assert has_parts(text, "Too few seeds", "3", f'"high" ({n} seed')
+    assert has_parts(text, "No verdict", "3", f'"high" ({n} seed')
     assert has_parts(sentences.describe_study([condition]), "No verdict", "3 seeds", '"base"')
     mean = ["-", "+0.5000", "+0.5050"][n]
     assert tables.tabulate_condition(condition).rows[0][5:8] == [mean, "-", "-"]
@@ -83,7 +83,7 @@ def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
 
 def test_a_reference_without_runs_gives_no_verdict(tmp_path):
     condition = analyse(tmp_path, {"high": BASE, "base": []})
-    assert has_parts(sentences.describe_condition(condition), "Too few seeds", '"high" (0 seeds)')
+    assert has_parts(sentences.describe_condition(condition), "No verdict", '"high" (0 seeds)')
     assert tables.tabulate_condition(condition).rows == [
         ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
         ["base", "-", "-", "0", "-", "reference", "-", "-"],
@@ -156,6 +156,36 @@ def test_runs_without_a_partner_are_counted_by_side(tmp_path):
     assert " ".join(sentences.describe_partners(condition)) in sentences.describe_condition(condition)
 
 
+def test_how_rates_were_chosen_is_one_sentence():
+    study, config = study_folder.make_study(("a", "b", "base")), {"optim": {"learning_rate": 0.003}}
+    rate, grid = "optim.learning_rate", {"optim.learning_rate": [0.1, 0.2, 0.3]}
+    describe = sentences.describe_rates
+    assert describe(study, config) == f"No arm was tuned in this study: one rate for all arms: {rate} = 0.003."
+    changed = study._replace(conditions=[study.conditions[0]._replace(changes={rate: 0.1})])
+    assert describe(changed, config) == "No arm was tuned in this study: one rate for all arms in each condition."
+    by_hand = study._replace(arms=[study.arms[0]._replace(changes={rate: 0.1}), *study.arms[1:]])
+    assert has_parts(
+        describe(by_hand, config), "No arm was tuned", f'{rate} was set to 0.1 for "a"; 0.003 for "b", "base".'
+    )
+    tuned = study._replace(grid=dict.fromkeys(("a", "b", "base"), grid), tune_seeds=[7, 8])
+    place = "over 2 other seeds, on a split of the training data."
+    assert describe(tuned, config) == f"Each arm was tuned: the best of 3 values of {rate}, {place}"
+    own = tuned._replace(grid={"a": grid | {"optim.ema": [0.0, 0.9]}, "b": {}, "base": {}})
+    best = f"the best of 6 combinations of {rate} and optim.ema"
+    assert describe(own, config) == f'Of all arms only "a" was tuned: {best}, {place}'
+
+
+def test_what_to_write_in_a_paper_follows_from_the_study(condition, tmp_path):
+    text = " ".join(sentences.describe_reporting([condition], "No arm was tuned."))
+    joint = "which hold for the 7 comparisons of this study together (Bonferroni)"
+    assert has_parts(
+        text, "1 to 4 runs", 'to "base", paired by seed', "95 % interval", joint, "No arm was tuned.", "Show all"
+    )
+    few = analyse(tmp_path / "few", {"a": [1.0], "base": [2.0]})
+    text = " ".join(sentences.describe_reporting([few], ""))
+    assert "do not claim a difference" in text and "95 %" not in text and "rates" not in text
+
+
 def test_an_interval_without_zero_is_on_one_side(condition):
     for interval, side in (((0.0026, 0.0035), "worse"), ((-0.0035, -0.0026), "better")):
         difference = dataclasses.replace(condition.arms[0].difference, kind=statistics.EQUAL, interval=interval)
@@ -171,14 +201,23 @@ def test_the_power_is_described_before_training(tmp_path):
     assert has_parts(text, "runs/a", "0.2477 to 0.7430 in eval/loss in y")
     two_seeds = study._replace(seeds=[0, 1])
     assert "no difference" in sentences.describe_power(two_seeds, statistics.analyse(two_seeds, []), None)
+    one_arm = study._replace(arms=study.arms[:1])
+    assert "there is one arm" in sentences.describe_power(one_arm, statistics.analyse(one_arm, []), None)
 
 
 def test_the_verdict_on_a_study_names_conditions_and_ranges(tmp_path):
     losses = {"a": HIGH, "b": HIGH, "base": BASE}
     first, second = analyse(tmp_path, losses, condition="x"), analyse(tmp_path, losses | {"b": BASE}, condition="y")
-    assert has_parts(sentences.describe_study([first]), '"base" over 4 seeds', '"a", "b": worse.')
+    words = '"a", "b": worse by 0.5000 (95 % interval 0.4829 to 0.5171).'  # 0.5 +- t(1 - 0.025/2, 3) 0.00816497 / 2
+    assert has_parts(
+        sentences.describe_study([first]), '"base" over 4 seeds, in eval/loss (lower', words, "2 comparisons"
+    )
     text = sentences.describe_study([first, second])
-    words = ('"a": worse in x and y.', '"b": worse in x; identical in y.', "All intervals", "2 comparisons")
+    words = (
+        '"a": worse in x and y by 0.5000 (95 % intervals range from 0.4',
+        '"b": worse in x by 0.5000 (95 % interval',
+    )
+    words = (*words, "; identical in y.", "All intervals", "2 comparisons")
     assert has_parts(text, *words)
     text = sentences.describe_study([dataclasses.replace(entry, family="condition") for entry in (first, second)])
     assert "All intervals" not in text and "within its condition" in text
@@ -262,4 +301,5 @@ def test_the_report_for_a_terminal_is_aligned_and_narrow(tmp_path):
     lines = text.splitlines()
     assert all(len(line) <= 110 for line in lines) and "FLOP" not in text
     assert lines[1].index("eval/loss") + len("eval/loss") == lines[2].index("± 0.1268") + len("± 0.1268")
-    assert has_parts(text, "x\n", "y\n", "z\n", "all conditions\n  condition", '"a": worse in all 3 conditions.')
+    parts = ("x\n", "y\n", "z\n", "all conditions\n  condition", '"a": worse in all 3 conditions', "by 0.5000 (95 %")
+    assert has_parts(text, *parts)

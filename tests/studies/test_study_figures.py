@@ -51,18 +51,21 @@ def test_course_shows_mean_band_and_paired_difference(tmp_path):
     assert tied.get_zorder() > reference.get_zorder() and tied.is_dashed() and not reference.is_dashed()
 
 
-def test_the_metric_is_shown_against_flops_and_seconds_if_the_runs_know_them(tmp_path):
+def test_the_metric_is_shown_against_flops_and_seconds_if_the_reference_knows_them(tmp_path):
     study = study_folder.make_study(seeds=(0, 1))
     for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
-        costs = {"flops_per_step": 1e6, "seconds_per_step": 0.5 + seed} if arm == "tied" else {"flops_per_step": 3e6}
+        costs = {"flops_per_step": 1e6} if arm == "tied" else {"flops_per_step": 3e6, "seconds_per_step": 0.5 + seed}
         points = [(0, 5.0), (100, 2.0 + seed)]
         study_folder.write_run(tmp_path, "all", arm, seed, metrics={"eval/loss": 2.0}, evaluations=points, **costs)
-    drawing, _ = draw("cost", tmp_path, study)
+    drawing, caption = draw("cost", tmp_path, study)
     flops, seconds = drawing.axes
+    assert "one after the other" in seconds.get_xlabel() and "no benchmark" in caption
     ends = [find_means(flops, colour)[0].get_xdata().tolist() for colour in (styles.COLOURS[0], "black")]
-    assert ends == [[0, 1e8], [0, 3e8]] and find_means(seconds, "black") == []
-    (tied,) = find_means(seconds, styles.COLOURS[0])
-    assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [5, 2.5]
+    assert ends == [[0, 1e8], [0, 3e8]] and find_means(seconds, styles.COLOURS[0]) == []
+    (reference,) = find_means(seconds, "black")
+    assert reference.get_xdata().tolist() == [0, 100] and reference.get_ydata().tolist() == [5, 2.5]
+    swapped = study._replace(arms=study.arms[::-1])  # now the reference has no seconds
+    assert [panel.get_title() for panel in draw("cost", tmp_path, swapped)[0].axes] == ["loss against FLOPs"]
     write_curves(tmp_path / "unknown", {"tied": [(5.0, 2.0)], "asymmetric": [(5.0, 2.0)]})
     assert draw("cost", tmp_path / "unknown", study) is None
 
@@ -98,7 +101,9 @@ def test_differences_show_seeds_mean_and_interval(tmp_path):
     assert (tuple(interval.get_xdata()), interval.get_ydata()[0]) == (condition.arms[0].difference.interval, 0)
     assert mean.get_xdata() == pytest.approx([3.5 / 3]) and seeds.get_xdata() == pytest.approx([1.1, 1.1, 1.3])
     assert len(find_means(panel, styles.COLOURS[1])) == 2  # one pair has no interval
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["tied (n = 3)", "few (n = 1)"]
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    assert labels == ["tied (n = 3)", "few (n = 1)", "asymmetric (reference)"]
+    assert [2] in [list(line.get_ydata()) for line in find_means(panel, "black")]  # the mark of the reference
     assert "left of the line: better" in panel.get_xlabel() and "2 comparisons" in caption
 
 
@@ -106,13 +111,29 @@ def test_symmetry_shows_a_panel_for_each_measure_and_layer(tmp_path):
     study = study_folder.make_study(seeds=(0,))
     study_folder.write_study(tmp_path, study, M=3)
     panels = np.reshape(draw("symmetry", tmp_path, study)[0].axes, (3, 3))
-    assert [panel.get_title() for panel in panels[1]] == [f"symmetry, sum, layer {m}" for m in (1, 2, 3)]
+    assert [panel.get_title() for panel in panels[1]] == [f"symmetry of the sum, layer {m}" for m in (1, 2, 3)]
     (reference,) = find_means(panels[0, 2], "black")
     assert reference.get_ydata() == pytest.approx(np.tanh(np.linspace(0, 1, 11)))
     (reference,) = find_means(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
+    other = [study.arms[0]._replace(changes={"model.norm": "rms"}), study.arms[1]._replace(changes={})]
+    assert draw("symmetry", tmp_path, study._replace(arms=other)) is None  # the arms have the same score
     write_curves(tmp_path / "without", {"asymmetric": [(5.0, 2.0)]})
     assert draw("symmetry", tmp_path / "without", study) is None
+
+
+def test_a_legend_has_as_few_rows_as_fit(tmp_path):
+    for names, rows in ((["a", "b", "base"], 1), (["x" * 28] * 5, 3), (["x" * 80] * 2, 2)):
+        drawing, _ = plots.canvas(7.0, 3)
+        styles.draw_legend(drawing, {str(i): styles.number_style(i, name) for i, name in enumerate(names)})
+        plots.write(drawing, tmp_path / "legend.png")
+        assert len({round(text.get_window_extent().y0) for text in drawing.legends[0].get_texts()}) == rows
+    names = {
+        "eval/calibration_error": "calibration error",
+        "optim.learning_rate": "learning rate",
+        "val_loss": "val loss",
+    }
+    assert {name: styles.spell(name) for name in names} == names
 
 
 def test_styles_differ_and_long_names_are_shortened():

@@ -16,7 +16,7 @@ from experiments import ablation
 from experiments.config import errors
 from experiments.folder import checkpoint
 from experiments.model import splits
-from experiments.studies import programs, results, study as studies, tuning
+from experiments.studies import figures as study_figures, programs, results, study as studies, tuning
 
 RATES = ["optim.learning_rate", [1e-3, 1e-2]]
 ARMS = ["less", "more", "usual"]  # rows of one program
@@ -105,7 +105,7 @@ def test_choices_of_two_folders_are_those_of_one(tuned_study, tmp_path):
     assert both == sorted(single, key=lambda choice: choice.arm) and len(single) == 3
 
 
-def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
+def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path, monkeypatch):
     arms = [["own", {"study.tune": [["optim.betas", [[0.8, 0.99], [0.9, 0.99]]]], "dots.bias": False}], ["base", {}]]
     changes = tiny_study.TRAIN | tiny_study.STUDY | {"study__arms": arms, "study__tune": [RATES]}
     settings = tiny.settings("ablation", **changes)
@@ -117,8 +117,18 @@ def test_an_arm_is_tuned_over_the_values_of_the_study_and_of_the_arm(tmp_path):
     assert not any("study.tune" in arm.changes for arm in tuning.trials(design).arms)
     points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(design, "own")]
     choice = tuning.Tuned(design.conditions[0].name, "own", points, points[0], [], points[0].values, None)
-    (figure,) = tuning.draw(tmp_path, design, [choice])
-    assert figure.file.is_file()
+    points = [tuning.Point({}, {1000: 2.0})]
+    reference = tuning.Tuned(design.conditions[0].name, "base", points, points[0], [], {}, None)
+    draw_panels, panels = study_figures.draw_panels, []
+
+    def keep_panels(rows, *arguments, **options):
+        panels.extend(*rows)
+        return draw_panels(rows, *arguments, **options)
+
+    monkeypatch.setattr(study_figures, "draw_panels", keep_panels)
+    (figure,) = tuning.draw(tmp_path, design, [choice, reference])
+    assert figure.file.is_file() and [panel.x for panel in panels] == ["learning rate", "betas"]
+    assert [panel.curves["base"][1].tolist() for panel in panels] == [[[2.0, 2.0]]] * 2  # a level line: nothing to try
 
 
 def write_tuning(folder, **losses_of_arms):

@@ -80,7 +80,7 @@ def test_prompts_samples_and_lines_do_not_depend_on_each_other_or_on_the_cache(b
     monkeypatch.setattr("sys.stdin", io.StringIO("A king\nA king"))
     with contextlib.redirect_stdout(io.StringIO()) as out:
         texts = draw(prompt=["A king", "w"], seed=4, workdir=tmp_path / "out")
-        text = "\n\n".join(texts) + "\n"
+        text = f"--- text 1 of 2 ---\n{texts[0]}\n\n--- text 2 of 2 ---\n{texts[1]}\n"
         assert out.getvalue() == text.translate(log.ESCAPED)
         assert (tmp_path / "out" / "sample.txt").read_bytes().decode() == text
         lines = draw(prompt="-", samples=2, seed=3)

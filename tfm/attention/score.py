@@ -176,7 +176,10 @@ def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any)
 
 
 def _nonlinear_query_init(key: jax.Array, *, D: int, **sizes: Any) -> dict:
-    """Draw the parameters, U_k times sqrt(2): the query (x + f(x)) / 2 has half the variance of x."""
+    """Draw the parameters. U_k is sqrt(2) times as large as usual.
+
+    The reason is that the query (x + f(x)) / 2 has half the variance of x.
+    """
     params, I = initial.scaled(identity_query.init(key, D=D, **sizes), 2**0.5, "U"), max(1, D // 2)  # noqa: E741
     params |= initial.normal(key, "W1_ID", D**-0.5, I=I, D=D) | initial.normal(key, "W2_DI", I**-0.5, I=I, D=D)
     return params | {"gain1_D": jnp.ones(D), "gain2_D": jnp.ones(D)}
