@@ -1,8 +1,7 @@
-"""Does one matrix cost less if the MLP gets the parameters that it saves? Four scores against two matrices, ten seeds.
+"""Does one matrix cost less if the MLP gets the parameters that it saves? Five scores against two matrices, ten seeds.
 
 python launch.py --config configs/qk_matched.py --workdir runs/qk_matched
-As qk_positions.py, but every arm has the number of parameters of `asymmetric`, up to 0.1 %. Not run yet:
-220 runs.
+As qk_positions.py, but every arm has the number of parameters of `asymmetric`, up to 0.1 %. 264 runs.
 """
 
 from configs import qk_positions
@@ -10,7 +9,8 @@ from configs import qk_positions
 F = 256
 # Units with the weights of the missing matrix. A hidden unit has 2 D = 128 weights and U_q of both heads D^2 = 4096;
 # the skew rows of both heads have 4 D, and P of both heads 2 K^2 = 2048.
-UNITS = {"tied": 32, "tied_noself": 32, "sym_plus_skew:2": 30, "pairwise": 16, "asymmetric": 0}
+UNITS = {"tied": 32, "sym_plus_skew:2": 30, "pairwise": 16, "tied_noself": 32, "asymmetric_noself": 0}
+UNITS |= {"asymmetric": 0}
 
 
 def get_config():

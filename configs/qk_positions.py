@@ -1,13 +1,15 @@
-"""Does the cost of one matrix depend on positions? Five scores x five kinds of positions on Shakespeare, ten seeds.
+"""Does the cost of one matrix depend on positions? Seven scores x five kinds of positions on Shakespeare, ten seeds.
 
 python launch.py --config configs/qk_positions.py --workdir runs/qk_positions
-Not run yet: 550 runs, about three hours of one core. It separates the cost of attending to oneself (tied against
-tied_noself), of parameters (qk_matched.py) and of direction (sym_plus_skew:2, pairwise).
+770 runs, 420 of them to choose rates. It separates the cost of attending to oneself (with and without _noself), of
+parameters (qk_matched.py) and of direction (sym_plus_skew:2, pairwise). The two arms sym_plus_skew:2_noself and
+asymmetric_noself were added after the rates of learned positions had been tried, and before any verdict was read.
 """
 
 from configs import base
 
-SCORES = ["tied", "tied_noself", "sym_plus_skew:2", "pairwise", "asymmetric"]
+SCORES = ["tied", "sym_plus_skew:2", "pairwise", "tied_noself", "sym_plus_skew:2_noself", "asymmetric_noself"]
+SCORES += ["asymmetric"]
 POSITIONS = {
     "learned": {"model.position": "learned"},
     "rotary": {"model.relative_position": "rotary"},

@@ -1,9 +1,8 @@
-"""Draw docs/ladder.png from the studies of configs/ladder.py and ladder_digits.py, and print the tables of ladder.md.
+"""Draw docs/ladder.png from four studies, and print the tables of ladder.md.
 
-python docs/ladder.py runs/ladder runs/ladder_digits
+python docs/ladder.py runs/ladder runs/ladder_digits runs/leave_one_out runs/leave_one_out_digits
 """
 
-import functools
 import itertools
 import json
 import pathlib
@@ -15,12 +14,11 @@ from matplotlib import figure
 from experiments.figures import plots
 from experiments.studies import inference, statistics
 
-# What each rung adds, from the lowest.
-LABELS = {
+RUNGS = {  # what each rung adds, from the first
     "alone": "each token alone",
-    "similarity": "attention: XᵀX",
-    "one_matrix": "one matrix U: XᵀUᵀUX",
-    "two_matrices": "two matrices Uk, Uq: XᵀUkᵀUqX",
+    "similarity": "attention: softmax(XᵀX)",
+    "one_matrix": "one matrix: XᵀUᵀUX",
+    "two_matrices": "two matrices: XᵀUkᵀUqX",
     "values": "values V",
     "heads": "four heads",
     "low_rank": "values of low rank",
@@ -30,67 +28,121 @@ LABELS = {
     "positions": "learned positions",
     "rotary": "rotary positions instead",
 }
-COLOURS = {statistics.BETTER: "#009E73", statistics.WORSE: "#D55E00"}  # of a step from one rung to the next
-GREY = "#999999"  # no difference found
+WITHOUT = {
+    "no_attention": "attention to other tokens",
+    "no_residual": "residual connections",
+    "no_positions": "positions",
+    "no_mlp": "MLP",
+    "no_norm": "token norm",
+    "no_values": "values V",
+    "one_matrix": "the second matrix of the score",
+    "one_head": "heads (one of 64 features)",
+    "rotary": "learned positions (rotary instead)",
+}
+TITLES = ("characters of Shakespeare", "handwritten digits")
+COLOURS = {statistics.BETTER: "#009E73", statistics.WORSE: "#D55E00"}  # lower loss, higher loss
+GREY = "#777777"  # undecided
 
 
-def load(folder):
-    """Return the arms of report.json from the lowest rung, and the step to each rung but the first."""
+def load(folder, names):
+    """Return these arms of report.json, and the variance of a mean that comes from tuning, 0 if it is not known."""
     report = json.loads(pathlib.Path(folder, "report.json").read_text(encoding="utf-8"))
     arms = {arm["name"]: arm for arm in report["conditions"][0]["arms"]}
-    arms = [arms[name] for name in LABELS]
+    return [arms[name] for name in names], np.mean([choice["variance"] or 0 for choice in report["tuned"]] or 0)
+
+
+def compare_steps(arms, variance):
+    """Return the comparison of each rung with the one before it; the intervals hold for all steps together."""
     pairs = [*itertools.pairwise(arms)]
-    compare = functools.partial(statistics.compare, m=len(pairs), better="less")
-    return arms, [compare(above["values"], below["values"]) for below, above in pairs]
+    options = {"m": len(pairs), "better": "less", "extra": 2 * variance}
+    return [statistics.compare(arm["values"], before["values"], **options) for before, arm in pairs]
 
 
-def draw_panel(panel, arms, steps, title):
-    """Draw the loss of each rung with its 95 % interval, seeds as dots, and parameters and FLOPs at the right."""
+def describe(kind, mean):
+    """Return the colour of a difference, and its text: the number if it is shown."""
+    return COLOURS.get(kind, GREY), f"{mean:+.2f}" if kind in COLOURS else "undecided"
+
+
+def draw_ladder(panel, arms, steps):
+    """Draw the loss of each rung, downward: seeds, a 95 % interval, and a coloured line from the rung before."""
+    means = [arm["mean"] for arm in arms]
     for y, arm in enumerate(arms):
         losses = np.array([*arm["values"].values()])
-        low, high = inference.interval(losses, 1)
         panel.plot(losses, np.full(len(losses), y), ".", color="black", alpha=0.3, ms=4)
-        panel.plot([low, high], [y, y], color="black", lw=1)
-        panel.plot(losses.mean(), y, "o", color="black", ms=5)
-        cost = f"{losses.mean():4.2f}{arm['params'] / 1e3:6.0f} k{arm['flops_per_token'] / 1e3:9.0f} k"
-        panel.text(1.02, y, cost, transform=panel.get_yaxis_transform(), va="center", family="monospace", fontsize=7)
+        panel.plot(inference.interval(losses, 1), [y, y], color="black", lw=1)
+        panel.plot(means[y], y, "o", color="black", ms=5)
     for y, step in enumerate(steps):
-        means = [np.mean([*arm["values"].values()]) for arm in arms[y : y + 2]]
-        panel.plot(means, [y, y + 1], color=COLOURS.get(step.kind, GREY), lw=2.5, zorder=0)
-    header, place = "loss  params FLOP/token", panel.get_yaxis_transform()
-    panel.text(1.02, len(arms) - 0.4, header, transform=place, va="bottom", family="monospace", fontsize=7)
-    panel.set(title=title, xlabel="held-out loss (nats)", yticks=range(len(arms)), ylim=(-0.6, len(arms) - 0.4))
-    panel.grid(axis="x", alpha=0.3)
+        colour, text = describe(step.kind, step.mean)
+        panel.plot(means[y : y + 2], [y, y + 1], color=colour, lw=2.5, zorder=0)
+        panel.text(1.02, y + 1, text, transform=panel.get_yaxis_transform(), va="center", color=colour, fontsize=8)
+    panel.set_xlabel("held-out loss in nats; at the right, the step from the row above", fontsize=8)
 
 
-def print_table(arms, steps):
-    """Print the rows of the page: loss, the step from the rung below with its joint interval, p times 11."""
-    for arm, step in zip(arms, [None, *steps], strict=True):
-        row = [f"`{arm['name']}`", f"{arm['params']:,}", f"{arm['flops_per_token']:,.0f}", f"{arm['mean']:.3f}"]
-        if step and step.interval:
-            bold = "**" if step.kind in COLOURS else ""
-            low, high = step.interval
-            row += [f"{bold}{step.mean:+.3f}{bold}", f"{low:+.3f}", f"{high:+.3f}", f"{step.p_corrected:.2g}"]
+def draw_without(panel, arms):
+    """Draw the loss of each arm minus that of the whole transformer, with its joint 95 % interval."""
+    for y, arm in enumerate(arms):
+        difference = arm["difference"]
+        colour, text = describe(difference["kind"], difference["mean"])
+        panel.plot(difference["interval"], [y, y], color=colour, lw=2)
+        panel.plot(difference["mean"], y, "o", color=colour, ms=5)
+        panel.text(1.02, y, text, transform=panel.get_yaxis_transform(), va="center", color=colour, fontsize=8)
+    panel.axvline(0, color="black", lw=0.8)
+    panel.set_xlabel("held-out loss minus that of the whole transformer, in nats", fontsize=8)
+
+
+def draw(ladders, leave_outs):
+    """Return the figure: the ladders above, and below what is lost without each element; a column for each data set."""
+    drawing = figure.Figure(figsize=(9.5, 7.6), layout="constrained")
+    parts = drawing.subfigures(2, 1, height_ratios=[12, 10])
+    titles = ("One element after the other, from top to bottom", "The whole transformer without one element")
+    for part, title, names in zip(parts, titles, (RUNGS, WITHOUT), strict=True):
+        part.suptitle(title, fontsize=11)
+        panels = part.subplots(1, 2, sharey=True)
+        panels[0].set_yticks(range(len(names)), names.values())
+        panels[0].set_ylim(len(names) - 0.5, -0.5)
+        for panel, data in zip(panels, TITLES, strict=True):
+            panel.set_title(data, fontsize=9)
+            panel.grid(axis="x", alpha=0.3)
+        if names is RUNGS:
+            for panel, (arms, steps) in zip(panels, ladders, strict=True):
+                draw_ladder(panel, arms, steps)
         else:
-            row += ["", "", "", step.kind if step else ""]
-        print("| " + " | ".join(row) + " |")
+            for panel, arms in zip(panels, leave_outs, strict=True):
+                draw_without(panel, arms)
+    return drawing
 
 
-def main(folders):
-    """Draw the figure and print a table for each study."""
-    drawing = figure.Figure(figsize=(10, 4.6), layout="constrained")
-    panels = drawing.subplots(1, len(folders), sharey=True, squeeze=False)[0]
-    for panel, folder, title in zip(panels, folders, ("characters of Shakespeare", "handwritten digits"), strict=False):
-        arms, steps = load(folder)
-        draw_panel(panel, arms, steps, title)
-        print(f"\n{title}")
-        print_table(arms, steps)
-    panels[0].set_yticks(range(len(LABELS)), LABELS.values())
-    kinds = {**COLOURS, statistics.OPEN: GREY}
-    lines = [panels[0].plot([], [], color=colour, lw=2.5, label=kind) for kind, colour in kinds.items()]
-    drawing.legend(handles=[line for (line,) in lines], loc="outside lower center", ncols=3, frameon=False)
-    print(plots.write(drawing, pathlib.Path(__file__).with_name("ladder.png")))
+def print_row(arm, difference, names):
+    """Print a row of the page: name, sizes, loss, and a difference with its joint interval and corrected p."""
+    row = [f"`{arm['name']}`: {names[arm['name']]}"]
+    row += [f"{arm['params']:,}", f"{arm['flops_per_token']:,.0f}", f"{arm['mean']:.3f}"]
+    if difference and difference["interval"]:
+        bold = "**" if difference["kind"] in COLOURS else ""
+        low, high = difference["interval"]
+        numbers = [f"{bold}{difference['mean']:+.3f}{bold}", f"{low:+.3f}", f"{high:+.3f}"]
+        row += [*numbers, f"{difference['p_corrected']:.2g}"]
+    else:
+        row += ["", "", "", difference["kind"] if difference else ""]
+    print("| " + " | ".join(row) + " |")
+
+
+def main(*folders):
+    """Print a table for each study, and draw the figure."""
+    ladders, leave_outs = [], []
+    for folder, data in zip(folders[:2], TITLES, strict=True):
+        arms, variance = load(folder, RUNGS)
+        ladders.append((arms, compare_steps(arms, variance)))
+        print(f"\n{data}: SD from tuning {variance**0.5:.4f}")
+        for arm, step in zip(arms, [None, *ladders[-1][1]], strict=True):
+            print_row(arm, step and vars(step), RUNGS)
+    for folder, data in zip(folders[2:], TITLES, strict=True):
+        (*arms, whole), variance = load(folder, [*WITHOUT, "whole"])
+        leave_outs.append(arms)
+        print(f"\n{data}, without one element: SD from tuning {variance**0.5:.4f}")
+        for arm in (whole, *arms):
+            print_row(arm, arm["difference"], WITHOUT | {"whole": "the whole transformer"})
+    print(plots.write(draw(ladders, leave_outs), pathlib.Path(__file__).with_name("ladder.png")))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -92,19 +92,28 @@ def is_below(difference_OI: np.ndarray, m_O: np.ndarray) -> np.ndarray:
     return t_O < -stats.t.isf((1 - inference.LEVEL) / 2 / np.maximum(m_O, 1), n - 1)
 
 
-def search(gain_OE: np.ndarray, screen: int, runs: int, at_once: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate searches with normal losses. Return kept_OE, and the number of runs of each search.
+def sample(draw: np.random.Generator, shape: tuple[int, ...], runs: int, loss_R: np.ndarray | None) -> np.ndarray:
+    """Return means of `runs` losses minus the true mean: normal, or drawn with replacement from those of real runs."""
+    if loss_R is None:
+        return draw.normal(0, SD / math.sqrt(runs), shape)
+    return draw.choice(loss_R - loss_R.mean(), (*shape, runs)).mean(-1)
+
+
+def search(
+    gain_OE: np.ndarray, screen: int, runs: int, at_once: bool, loss_R: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Simulate searches with normal losses, or with those of real runs. Return kept_OE, and the runs of each search.
 
     screen: runs of an edit in the screen, which it passes if their mean is below that of the best so far. runs: fresh
     runs of an edit that passed, for the verdict. 0: no such stage. In a sequence, the k-th verdict is at the level
     0.05/(k looks). at_once: all edits are compared with the start, and K verdicts are at 0.05/K.
     """
     draw, (O, E), looks = np.random.default_rng(3), gain_OE.shape, count_looks(gain_OE.shape[1])
-    screen_OE = draw.normal(0, SD / math.sqrt(screen or 1), (O, E + 1))
-    best_O, best_OI, true_O, count_O = screen_OE[:, 0], draw.normal(0, SD, (O, runs)), np.zeros(O), np.zeros(O)
+    screen_OE, best_OI = sample(draw, (O, E + 1), screen or 1, loss_R), sample(draw, (O, runs), 1, loss_R)
+    best_O, true_O, count_O = screen_OE[:, 0], np.zeros(O), np.zeros(O)
     kept, passed_OE = [], screen_OE[:, 1:] - gain_OE < best_O[:, None]
     for k in range(E):
-        value_O, value_OI = screen_OE[:, k + 1] - true_O - gain_OE[:, k], draw.normal(0, SD, (O, runs))
+        value_O, value_OI = screen_OE[:, k + 1] - true_O - gain_OE[:, k], sample(draw, (O, runs), 1, loss_R)
         value_OI -= (true_O + gain_OE[:, k])[:, None]
         passed_O = (value_O < best_O) if screen else np.ones(O, bool)
         count_O += passed_O
@@ -116,12 +125,12 @@ def search(gain_OE: np.ndarray, screen: int, runs: int, at_once: bool) -> tuple[
     return np.stack(kept, 1), (E + 1) * screen + (count_O + 1) * runs
 
 
-def simulate(scenario: str, rule: str) -> str:
-    """Return a row of the table of simulated searches."""
+def simulate(scenario: str, rule: str, loss_R: np.ndarray | None = None) -> str:
+    """Return a row of the table of simulated searches, with the losses of real runs if they are given."""
     (gains, other), (screen, runs) = GAINS[scenario], SIMULATED[rule]
     gains = np.tile([*gains, *[other] * (EDITS - len(gains))], (ORDERS, 1))
     gain_OE = np.random.default_rng(1).permuted(gains, axis=1)
-    kept_OE, runs_O = search(gain_OE, screen, runs, at_once="all" in rule)
+    kept_OE, runs_O = search(gain_OE, screen, runs, at_once="all" in rule, loss_R=loss_R)
     false_O, found_O = (kept_OE & (gain_OE <= 0)).sum(1), (kept_OE & (gain_OE > 0)).sum(1)
     cells = [scenario, rule, f"{runs_O.mean():,.0f}", f"{false_O.mean():.2f}", f"{100 * (false_O > 0).mean():.1f}"]
     return f"| {' | '.join(cells)} | {found_O.mean():.2f} of {(gain_OE > 0).sum(1).mean():.0f} |"
@@ -189,6 +198,7 @@ def main(folder: str = "", file: str = "docs/search_noise.png") -> None:
     print(draw_figure(start_R, pathlib.Path(file)))
     print(describe_real_edit(start_R, half_R))
     print("\n".join(tabulate(start_R, scenario, rule) for scenario in GAINS for rule in RULES))
+    print("\n".join(simulate(scenario, rule, start_R) for scenario in (*GAINS,)[:4] for rule in SIMULATED))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,17 @@
-"""Print how symmetric the heads of published models are, and the rank of the skew part: the table of qk_results.md.
+r"""Print how symmetric the heads of published models are, and the rank of the skew part: the table of qk_results.md.
 
 python docs/skew.py models/gpt2 models/bert-base-uncased
+
+Twenty models of the hub, about 17 GB; we have not run them, because we cannot reach the hub:
+
+for m in openai-community/gpt2 openai-community/gpt2-medium openai-community/gpt2-large distilbert/distilgpt2 \
+    google-bert/bert-base-uncased google-bert/bert-base-cased google-bert/bert-large-uncased FacebookAI/roberta-base \
+    FacebookAI/roberta-large FacebookAI/xlm-roberta-base distilbert/distilbert-base-uncased BAAI/bge-small-en-v1.5 \
+    google/vit-base-patch16-224 google/vit-base-patch16-224-in21k Qwen/Qwen2-0.5B Qwen/Qwen2.5-0.5B \
+    HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-360M TinyLlama/TinyLlama-1.1B-Chat-v1.0 \
+    sentence-transformers/all-MiniLM-L6-v2; do
+  hf download $m config.json model.safetensors --local-dir models/$(basename $m)
+done; python docs/skew.py models/*
 
 A row has medians over all heads, and the median over layers of s of the heads' sum (Saponati et al. 2025).
 M = U_q^T U_k = S + N, with S symmetric and N skew, has s = (|S|^2 - |N|^2) / |M|^2, so the share of N in the squared

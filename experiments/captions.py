@@ -1,7 +1,7 @@
-"""Captions of images: one sequence of patches, which see each other, then the letters of the class name (E1, E2, E22,
-E24).
+"""Captions of images: the model reads an image and writes the name of its class, letter by letter.
 
-The model writes the name letter by letter.
+A sequence has the patches, which attend to each other, and then the letters. A letter attends to the patches and to
+earlier letters (equations E1, E2, E22 and E24 of docs/mathematics.md).
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Synthetic tasks (data/synthetic.py): predict a token for each token. Some tasks need directional attention."""
+"""Synthetic tasks (data/synthetic.py): an answer for each token, such as the token before it.
+
+Some tasks need attention with a direction: n attends to s, and s not to n.
+"""
 
 import functools
 import pathlib

@@ -22,9 +22,9 @@ def _is_param(node: Any) -> bool:
 
 
 class NNX(nnx.Module):
-    """nnx module `NNX(init, apply, rngs=nnx.Rngs(0))`: every leaf of the tree is an nnx.Param.
+    """nnx module `NNX(init, apply, rngs=nnx.Rngs(0))`: every array that `init` returns becomes an nnx.Param.
 
-    `init` receives a key of the random stream `params`.
+    A call of the module calls `apply` with them. `init` receives a key of the random stream `params`.
     """
 
     def __init__(self, init: Callable[..., Mapping], apply: Callable, *, rngs: nnx.Rngs):

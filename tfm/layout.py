@@ -101,7 +101,7 @@ def positions(layout: Layout, N: int) -> jax.Array:
 
 
 def take_own_tokens(x_BN: jax.Array, layout: Layout) -> jax.Array:
-    """Return this device's tokens of x, which holds all tokens of its sequences, (B, N, ...)."""
+    """Return this device's share of the tokens of x, (B, N, ...), which has all tokens of each sequence."""
     if layout.sequence is None:
         return x_BN
     return jnp.take(x_BN, positions(layout, x_BN.shape[1] // jax.lax.axis_size(layout.sequence)), axis=1)

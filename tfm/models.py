@@ -114,9 +114,10 @@ def unchanged(x: Any) -> Any:
 
 
 def map_params(model: Model, use: Callable[[Any], Any]) -> Model:
-    """Return the model with `use(params)` in place of its parameters, in all its functions: quantised weights, ...
+    """Return the model with `use(params)` in place of its parameters, in all its functions.
 
-    `use` must also map parameters that are sharded over devices, so it may only compute elementwise.
+    For example, `use` makes float weights of quantised ones. It must also map parameters that are sharded over devices,
+    so it may only compute elementwise.
     """
 
     def mapped(name: str) -> Callable[..., Any]:

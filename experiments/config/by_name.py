@@ -254,10 +254,11 @@ def is_user_experiment(name: str) -> bool:
 def user_errors(
     label: str, *, all_is_users: bool = True, explain: Callable[[BaseException], str] | None = None
 ) -> Iterator[None]:
-    """Context manager: convert any exception of the user's code into a UserError of one sentence.
+    """Context manager: convert an exception of the user's code into a UserError, "LABEL: my_file.py, line 3: ...".
 
-    all_is_users: whether the block runs only the user's code. If False, only exceptions whose traceback has a line of
-    the user's files are converted. explain: returns the text for an exception; None: `describe_error`.
+    Errors of ours and KeyboardInterrupt pass unchanged. all_is_users: whether the block runs only the user's code. If
+    False, only exceptions whose traceback has a line of the user's files are converted. explain: returns the sentence
+    about an exception; None: `describe_error`.
     """
     try:
         yield

@@ -26,7 +26,7 @@ def pad(x_BND: np.ndarray, H: int) -> np.ndarray:
 
 
 def convolve(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return y_BND (float32) by sliding windows: the targets that the layer learns."""
+    """Return the targets of the convolution experiment, y_BND (float32): sums over windows of H padded tokens."""
     x_BNDH = np.lib.stride_tricks.sliding_window_view(pad(x_BND, len(kernel_HD)), len(kernel_HD), axis=1)
     return np.einsum("bndh,hd->bnd", x_BNDH, kernel_HD).astype(np.float32)
 

@@ -200,7 +200,7 @@ def decode(file: File, content: bytes, line: int = 1) -> str:
 
 
 def read(file: File) -> bytes:
-    """Return the content of a file, decompressed."""
+    """Return the bytes of a file, decompressed."""
     return b"".join(pieces(file, text=False))
 
 

@@ -109,7 +109,7 @@ def split_sums(N: int, W: int) -> tuple[Examples, Examples]:
 
 
 def spell(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
-    """Return the tokens of one example as a figure shows them."""
+    """Return the tokens of one example as a figure shows them, a text for each. W: size of the vocabulary."""
     spellings: dict[str, Callable[[int, int], str]] = {  # of token w at position n
         "reachability": lambda w, n: f"{n}→{w % N}" + " source" * (w >= N),
         "beats": lambda w, n: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}",

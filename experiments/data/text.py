@@ -21,7 +21,10 @@ Read = Callable[[], Iterator[bytes]]  # yields the bytes of a document in pieces
 
 
 class Source(NamedTuple):
-    """A document, or a table of documents, that was read once for its size and digest and can be read again."""
+    """A document, or a table with a document in each row, that was read once for its size and digest.
+
+    Its content is not kept, but read again.
+    """
 
     file: data_files.File
     read: Read
@@ -84,14 +87,15 @@ def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, floa
 
 
 def load(source: str, field: str = "") -> Text:
-    """Return text from 'stdlib' (Python's source files), 'docstrings' (the English in them), a named set, or a path.
+    """Return the documents to train on and to evaluate.
 
-    It is also the text of a function of the user's (`load_users`). field: the column with the text in tables
-    (`tables.KINDS`) or in a data set 'hub:NAME'. Hidden files and folders, links to folders and empty files are
-    skipped. File names may define the splits, of any size (`data_files.split_by_names`). Otherwise a single text is cut
-    in two, the first 90 % for training. Of several texts, or of rows, about 10 % are held out by content. The held-out
-    share is smaller if the text is large: about MOST_EVALUATED bytes, but at least one whole file of several. Raises
-    UserError if there is not enough text.
+    source: 'stdlib' (Python's source files), 'docstrings' (the English in them), a named set, a path, or a function of
+    the user's (`load_users`). field: the column with the text in tables (`tables.KINDS`) or in a data set 'hub:NAME'.
+    Hidden files and folders, links to folders and empty files are skipped. File names may define the splits, of any
+    size (`data_files.split_by_names`). Otherwise a single text is cut in two, the first 90 % for training. Of several
+    texts, or of rows, about 10 % are held out by a hash of their content. The held-out share is smaller if the text is
+    large: about MOST_EVALUATED bytes, but at least one whole file of several. Raises UserError if there is not enough
+    text.
     """
     if by_name.is_reader(source):
         errors.refuse((field, f"text.field = {field!r} is for tables, and {source} is your function. Leave it empty."))

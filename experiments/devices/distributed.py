@@ -69,7 +69,10 @@ def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
 
 
 def start(group: Group | None) -> None:
-    """Connect to the other processes. Raises RunError if this fails, UserError if no cluster can be detected."""
+    """Connect to the other processes of the group; None: to those of the cluster that JAX detects.
+
+    Raises RunError if this fails, UserError if no cluster can be detected.
+    """
     options: dict[str, Any] = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
     if group:
         options |= dict(zip(("coordinator_address", "num_processes", "process_id"), group, strict=True))

@@ -51,6 +51,6 @@ def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ())
             raise errors.UserError(f'optim.frozen: "{pattern}" matches no parameter{hint}. --dry_run lists all of them')
         earlier = [*before, *frozen[:i]]
         if find_frozen(params, [*earlier, pattern]) == find_frozen(params, earlier):
-            raise errors.UserError(f'optim.frozen: "{pattern}" has no effect. Remove it')
+            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing after the patterns before it. Remove it')
     if find_frozen(params, [*before, *frozen]) == {*names}:
         raise errors.UserError(f"optim.frozen = {[*frozen]} leaves no parameter to train. Unfreeze at least one")

@@ -124,9 +124,9 @@ class Logs:
         self._skipped, self._in_a_row = math.inf, 0
 
     def log(self, n: int, metrics: dict) -> int:
-        """Log the metrics of step n, and show the progress. Return the number of consecutive skipped steps.
+        """Log the metrics of step n, and show the progress. Return how many steps up to n were skipped in a row.
 
-        Raises RunError after PATIENCE of them.
+        A step is skipped if its gradient is not finite (train.nan). Raises RunError at PATIENCE of them.
         """
         skipped = int(jax.device_get(metrics.get("skipped", 0)))
         self._in_a_row, self._skipped = self._in_a_row + 1 if skipped > self._skipped else 0, skipped

@@ -167,9 +167,10 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
 
 
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
-    """Return a class name for each row of the head (None: unknown): from id2label in config.json, or LABEL_i.
+    """Return a class name for each row of the classification head: from id2label in config.json, else LABEL_i.
 
-    Print a warning if id2label does not number exactly these rows.
+    rows: their number, None if the head is not read yet. Print a warning with the folder `path` if id2label does not
+    name exactly these rows.
     """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)

@@ -337,9 +337,10 @@ class Trained:
         return self._compute(inputs, valid, at, edit, names=tuple(look), output="logits")
 
     def names(self) -> dict[str, str]:
-        """Return {name: axes} of the activations that `run` and `look` can return, and `run` can edit.
+        """Return {name: axes, such as "M=2 B N D=64"} of the activations that `run` returns and edits.
 
-        M: layers, B: inputs, N: tokens, H: heads, G: heads of keys and values. block.Order explains the names.
+        `look` returns them too. M: layers, B: inputs, N: tokens, H: heads, G: heads of keys and values. block.Order
+        explains the names.
         """
         m = self.fields
         shown = {"M": f"M={m.M}", "D": f"D={m.D}", "H": f"H={m.H}", "K": f"K={m.K or m.D // m.H}"}

@@ -269,7 +269,10 @@ KINDS = {"course": draw_course, "cost": draw_costs, "differences": draw_differen
 
 
 def draw_laws(family: scaling.Family, style: Styles) -> tuple[figure.Figure, str]:
-    """Draw the loss of each seed, their means and the law of each arm, with logarithmic axes. Return also a caption."""
+    """Return a figure, loss against FLOPs on logarithmic axes, and its caption.
+
+    It has the loss of each seed, their means, and the fitted law of each arm.
+    """
     drawing, [[panel]] = plots.canvas(8.5, 4.6)
     for law in family.laws:
         look = style[law.name].look

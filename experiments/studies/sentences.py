@@ -92,7 +92,10 @@ def describe_range(condition: statistics.Condition, differences: Sequence[statis
 
 
 def describe_arm(condition: statistics.Condition, difference: statistics.Difference) -> str:
-    """Return the numbers of a comparison that its kind has: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'."""
+    """Return the numbers of an arm's comparison: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'.
+
+    If its kind has no interval, such as diverged seeds or too few, the text has rates or the number of seeds.
+    """
     unpaired = f"unpaired, {count(difference)} runs"
     seeds = unpaired if difference.unpaired else count_seeds([difference.n])
     if difference.rates:

@@ -19,6 +19,7 @@ from experiments.studies import figures as study_figures, inference, runs, sente
 FOLDER = "tuning"
 SAMPLES = 200  # bootstrap samples of the tuning seeds
 RATE = sentences.RATE  # the setting that is interpolated
+EARLIER = "runs with the tried rate exist"  # why it is not, in folders of earlier versions
 
 
 class Point(NamedTuple):
@@ -105,8 +106,8 @@ def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
         edges = [key for key, values in grid.items() if best.values[key] in (min(values), max(values))]
         values, kept = interpolate(points, best, sign)
         if values != best.values and _has_run(folder, study, f"{condition.name}/{arm.name}", best.values[RATE]):
-            values, kept = best.values, "runs with the tried rate exist"
-        variance = estimate_variance(points, sign)
+            values, kept = best.values, EARLIER
+        variance = estimate_variance(points, sign, is_kept=kept == EARLIER)
         tuned.append(Tuned(condition.name, arm.name, points, best, edges, values, variance, kept))
     return tuned
 
@@ -115,12 +116,13 @@ def _find_best(points: Sequence[Point], sign: int) -> Point:
     return min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
 
 
-def estimate_variance(points: Sequence[Point], sign: int = 1) -> float | None:
+def estimate_variance(points: Sequence[Point], sign: int = 1, *, is_kept: bool = False) -> float | None:
     """Return the variance of an arm's mean that comes from its choice; None if it has one tuning seed.
 
-    The choice is repeated over bootstrap samples of the n tuning seeds, and each chosen rate has the loss of the mean
-    curve, linear in log(rate) between the tried ones. The variance of this loss is multiplied by n / (n - 1), because
-    a sample of n seeds varies by (n - 1) / n as much as its source.
+    is_kept: the rate is the best tried one, without interpolation. The choice is repeated over bootstrap samples of the
+    n tuning seeds, and each chosen rate has the loss of the mean curve, linear in log(rate) between the tried ones. The
+    variance of this loss is multiplied by n / (n - 1), because a sample of n seeds varies by (n - 1) / n as much as its
+    source.
     """
     seeds, finite = [*points[0].metric], [point for point in points if point.mean is not None]
     if len(seeds) < 2:
@@ -129,7 +131,7 @@ def estimate_variance(points: Sequence[Point], sign: int = 1) -> float | None:
     for index_I in inference.resamples([len(seeds)], SAMPLES)[0]:
         drawn = [point._replace(metric=dict(enumerate(point.metric[seeds[i]] for i in index_I))) for point in finite]
         best = _find_best(drawn, sign)
-        values, _ = interpolate(drawn, best, sign)
+        values = best.values if is_kept else interpolate(drawn, best, sign)[0]
         losses.append(_read_curve(_line(finite, best, RATE), values))
     return float(np.var(losses)) * len(seeds) / (len(seeds) - 1)
 

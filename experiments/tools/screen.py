@@ -5,9 +5,11 @@ screen.run("configs/my_study.py", "runs/search", set=("train.steps=500",))
 
 The screen is cheap, and passes about half of the arms that change nothing. The second stage decides, with study.seeds.
 The screen has used none of these, so the intervals are corrected for the arms that passed, not for all. The folders
-WORKDIR/screen and WORKDIR/confirm hold the two studies. The same command resumes them.
+WORKDIR/screen and WORKDIR/confirm hold the two studies. The same command resumes them. Arms that are added after the
+verdict are another search, in another folder.
 """
 
+import json
 import pathlib
 from typing import Any
 
@@ -37,6 +39,11 @@ def run(
     seeds = f"--seed={seed} is in study.seeds or study.tune_seeds. Choose another seed for the screen"
     single = f"{config} has {len(study.conditions)} conditions, and a screen needs one"
     errors.refuse((seed in [*study.seeds, *study.tune_seeds], seeds), (len(study.conditions) > 1, single))
+    if (folder / "confirm" / "report.json").exists():
+        report = json.loads((folder / "screen" / "report.json").read_bytes())
+        judged = {arm["name"] for arm in report["conditions"][0]["arms"]}
+        other = f"{folder} has a verdict on other arms than {config}. A second search needs another --workdir"
+        errors.refuse((judged != {arm.name for arm in study.arms}, other))
 
     def train(stage: str, changes: dict[str, Any]) -> dict[str, Any]:
         return launch.run(config, folder / stage, device=device, **changes).summary["conditions"][0]

@@ -1,4 +1,4 @@
-"""The scripts that draw and print the results in docs/, on runs with chosen losses; arms that are files of a user."""
+"""The scripts of result pages on runs with chosen losses; the arms that are files of a user."""
 
 import contextlib
 import io
@@ -9,14 +9,16 @@ import types
 
 import jax
 import numpy as np
+import published
 import pytest
 import study_folder
 import tiny
 
-from configs import ladder, positions, qk_synthetic
+from configs import ladder, leave_one_out, positions, qk_synthetic
 from configs.arms import stochastic_depth
 from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
+from experiments.pretrained import open_model
 from experiments.studies import figures as study_figures, results, statistics, study as studies
 from tfm import shapes
 
@@ -95,16 +97,58 @@ def test_the_script_on_the_ring_draws_loss_and_accuracy_of_every_score(tmp_path,
     assert len(curves) == 6 * (1 + 5)  # means and seeds
 
 
-def test_the_script_on_the_ladder_compares_each_rung_with_the_one_below(tmp_path, monkeypatch):
-    draw, names = np.random.default_rng(0), [name for name, _ in ladder.arms()]
+def test_the_script_on_the_ladder_compares_rungs_and_what_lacks_an_element(tmp_path, monkeypatch):
+    draw, other, names = np.random.default_rng(0), np.random.default_rng(1), [name for name, _ in ladder.arms()]
 
-    def losses(condition, arm):
+    def losses_of_rungs(condition, arm):
         return 3 - 0.1 * min(names.index(arm), 3) + draw.normal(0, 0.002, 5)  # the first three steps help
 
-    write_study(tmp_path, ladder.get_config(), losses)
-    rows = [row for row in run_script("ladder", tmp_path, monkeypatch, [tmp_path]) if row[0].startswith("`")]
-    assert [row[0].strip("`") for row in rows] == names
-    assert ["**-0." in row[4] for row in rows] == [False, True, True, True, *[False] * 8]
+    def losses_without(condition, arm):
+        return 2 + 0.2 * (arm == "no_mlp") + other.normal(0, 0.002, 5)
+
+    write_study(tmp_path / "ladder", ladder.get_config(), losses_of_rungs)
+    write_study(tmp_path / "without", leave_one_out.get_config(), losses_without)
+    folders = [tmp_path / name for name in ("ladder", "ladder", "without", "without")]
+    rows = [row for row in run_script("ladder", tmp_path, monkeypatch, *folders) if row[0].startswith("`")]
+    rungs, others = rows[:12], rows[24:34]
+    assert [row[0].split("`")[1] for row in rungs] == names and rungs == rows[12:24]
+    assert ["**-0." in row[4] for row in rungs] == [False, True, True, True, *[False] * 8]
+    assert others == rows[34:] and {row[0].split("`")[1] for row in others if "**" in row[4]} == {"no_mlp"}
+    assert others[0][0].startswith("`whole`") and others[0][4:] == ["", "", "", ""]
+
+
+def test_the_steps_of_the_ladder_include_the_variance_by_tuning():
+    compare = runpy.run_path(str(ROOT / "docs" / "ladder.py"))["compare_steps"]
+    arms = [{"values": dict(enumerate(loss + np.arange(5) * 0.001 * sign))} for loss, sign in ((2.0, 1), (1.9, -1))]
+    (plain,), (wide,) = compare(arms, 0.0), compare(arms, 0.01)
+    assert plain.kind == statistics.BETTER and wide.kind == statistics.OPEN and wide.interval[0] < plain.interval[0]
+
+
+def test_every_arm_of_leave_one_out_changes_the_whole_transformer():
+    arms = dict(leave_one_out.get_config().study.arms)
+    whole = arms.pop("whole")
+    assert len(arms) == 9 and whole["model.position"] == "learned" and whole["model.block"] == "pre_norm"
+    for name, changes in arms.items():
+        changed = {key for key in whole | changes if changes.get(key) != whole.get(key)}
+        assert changed == {*leave_one_out.WITHOUT[name]}, name
+
+
+def test_the_script_on_skew_parts_prints_the_symmetry_and_the_rank_of_a_model(tmp_path, capsys):
+    folder = published.save(tmp_path, "gpt2")
+    runpy.run_path(str(ROOT / "docs" / "skew.py"))["main"]([folder])
+    *_, row = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    score = open_model.open(folder).params["blocks"]["score"]
+    Uq_MHKD, Uk_MHKD = (np.asarray(score[name], np.float64) for name in ("Uq_HKD", "Uk_HKD"))
+    form_MHDD = np.einsum("mhkd,mhke->mhde", Uq_MHKD, Uk_MHKD)
+    skew_MHDD = (form_MHDD - form_MHDD.swapaxes(2, 3)) / 2
+    share_MH = (skew_MHDD**2).sum((2, 3)) / (form_MHDD**2).sum((2, 3))
+    energy_MHR = np.cumsum(np.linalg.svd(skew_MHDD, compute_uv=False) ** 2, -1)
+    rank_MH = 1 + (energy_MHR < 0.9 * energy_MHR[..., -1:]).sum(-1)  # singular values of a skew matrix are in pairs
+    M, H, K, D = Uq_MHKD.shape
+    assert cells[:4] == [f"`{folder.name}`", str(M), str(H), str(K)]
+    assert float(cells[4]) == pytest.approx(np.median(1 - 2 * share_MH), abs=0.006)
+    assert cells[7] == f"{np.median(rank_MH + rank_MH % 2):.0f} of {2 * K}"
 
 
 def test_the_arms_of_the_positions_study_that_are_files_have_gradients(tmp_path):

@@ -207,7 +207,7 @@ def test_two_rates_and_rates_of_0_and_other_settings_are_not_interpolated():
 
 
 def test_an_arm_whose_runs_have_the_rate_of_the_grid_keeps_it(tmp_path):
-    design = write_tuning(tmp_path / "A", tied=[(2, 2), (1, 1), (3, 3)], usual=[(2, 2), (1, 1), (2, 2)])
+    design = write_tuning(tmp_path / "A", tied=[(1.8, 2.2), (1, 1), (3, 3)], usual=[(2, 2), (1, 1), (2, 2)])
     assert [choice.chosen[tuning.RATE] for choice in tuning.read(tmp_path / "A", design)] == [0.178, 0.2]
     for part, rate in (("A", 0.1), ("B", 0.2)):
         place = study_folder.write_run(tmp_path / part, "all", "tied", 7, metrics={"eval/loss": 1.0})
@@ -216,6 +216,7 @@ def test_an_arm_whose_runs_have_the_rate_of_the_grid_keeps_it(tmp_path):
     assert (tied.chosen[tuning.RATE], tied.kept) == (0.178, "")
     tied, usual = tuning.read(tmp_path / "A", design._replace(also=[tmp_path / "B"]))
     assert (tied.chosen[tuning.RATE], tied.kept) == (0.2, "runs with the tried rate exist")
+    assert tied.variance == 0 < tuning.estimate_variance(tied.points)
     assert tied.record()["not_interpolated"] == tied.kept and "= 0.2" in str(tied)
     assert not usual.kept and "tied (runs with the tried rate exist)" in tuning.table([tied, usual]).notes[-1]
 
@@ -242,6 +243,7 @@ def test_the_variance_by_tuning_is_that_of_the_choice_over_resampled_seeds():
     ]
     rises = 0.04 * (1.04 - 0.04) / 0.2  # at 0.2 from the vertex, on the chord between 0.04 and 1.04
     assert tuning.estimate_variance(shifted) == pytest.approx(2 * 0.25 * rises**2, rel=0.15)
+    assert tuning.estimate_variance(shifted, is_kept=True) == 0  # both seeds have the same best rate of the grid
 
 
 def test_variances_are_means_over_the_arms_that_had_a_choice():

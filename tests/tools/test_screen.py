@@ -55,6 +55,9 @@ def test_arms_that_beat_the_reference_are_trained_with_fresh_seeds(tmp_path):
     runs = [json.loads(file.read_text())["steps"] for file in folder.glob("*/all/*/seed_*/summary.json")]
     assert runs == [7] * (3 + 6)
     assert 'screened: 2 arms, one run each; passed: 1 ("fast")' in out and "better with 3 fresh seeds: " in out
+    tiny_study.config_file(tmp_path, study__arms=[["late", {}], *ARMS], study__seeds=[3, 5, 6])
+    code, out, err = run_command(*command)
+    assert code == 2 and "a verdict on other arms" in err and not (folder / "screen" / "all" / "late").exists()
 
 
 @pytest.mark.parametrize(("better", "passed"), [("less", ["a", "c"]), ("more", ["b"])])

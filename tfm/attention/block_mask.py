@@ -74,7 +74,10 @@ class Rules:
         return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
 
     def apply_if_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, *sums: Tree) -> Tree:
-        """Return function(self, query, key, allowed, *sums). If EMPTY, return `sums`; if FULL, `allowed` is None."""
+        """Return function(self, query, key, allowed, *sums) for one block of queries and keys.
+
+        allowed: the mask of the block, None if need is FULL. If need is EMPTY, return `sums` without a call.
+        """
 
         def apply_partial(*sums: Tree) -> Tree:
             return function(self, query, key, self.allowed(query, key), *sums)

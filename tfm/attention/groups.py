@@ -26,7 +26,10 @@ def name_leaf(name: str, H: int, G: int | None) -> str:
 
 
 def find_matrix(params: dict, name: str) -> tuple[jax.Array, jax.Array | None]:
-    """Return U, (H, K, D) or (G, K, D), and the bias b or None, of the keys (name "k") or of the values (name "v")."""
+    """Return the matrix U of the keys (name "k") or the values (name "v") of a layer, and its bias b or None.
+
+    U is (H, K, D) with a matrix for each head, or (G, K, D) if heads share them; b is (H, K) or (G, K).
+    """
     head = "G" if f"U{name}_GKD" in params else "H"
     return params[f"U{name}_{head}KD"], params.get(f"b{name}_{head}K")
 

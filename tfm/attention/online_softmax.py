@@ -36,7 +36,10 @@ def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
 
 
 def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
-    """Return a zero gradient for one block of the bias; None if no array of the bias has a gradient."""
+    """Return zeros with the shape of the bias on the logits of one block, to which its gradient is added.
+
+    None if no array of the bias has a gradient. query, key: the block's arrays with a row for each query or key.
+    """
     if not jax.tree.leaves(rules.bias_arrays()):
         return None
     return layouts.vary_alike(jnp.zeros_like(rules.logit_bias(query, key)), query, key, rules)

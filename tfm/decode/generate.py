@@ -1,13 +1,14 @@
 """Generation with a next-token model (E24): draw a token, append it, and repeat.
 
-The model is two functions (E23), which return the logits of the next token of each sequence:
+The numbers are those of docs/mathematics.md. The model is two functions (E23), which return the logits of the next
+token of each sequence:
 
     start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts of length_B tokens
     step(cache, w_B, n_B) -> logits_BW, cache           reads token w_B at position n_B
 
-`window` makes two such functions for texts longer than the model's context. Every leaf of the cache has the leading
-axis B. The token at position n of sequence b is drawn with a random key that depends only on (key, b, n). It does not
-depend on other sequences, on padding, or on how many calls of `extend` generate a text.
+`window` makes two such functions for texts longer than the model's context: they read its last tokens again. Every leaf
+of the cache has the leading axis B. The token at position n of sequence b is drawn with a random key that depends only
+on (key, b, n). It does not depend on other sequences, on padding, or on how many calls of `extend` generate a text.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,0 +1,19 @@
+"""Does the gain of two matrices grow with width? 32 to 256 features on Shakespeare, three scores, five seeds.
+
+python launch.py --config configs/qk_widths.py --workdir runs/qk_widths
+60 runs. The model of qk_positions.py with rotary positions and 500 steps. The rates are those that it chose at 64
+features; with maximal update parametrisation they suit the other widths.
+"""
+
+from configs import qk_positions
+
+RATES = {"tied_noself": 6.51e-3, "asymmetric_noself": 6.99e-3, "asymmetric": 5.27e-3}  # qk_positions, rotary
+
+
+def get_config():
+    config = qk_positions.get_config()
+    config.study.arms = [(score, {"model.score": score, "optim.learning_rate": rate}) for score, rate in RATES.items()]
+    config.study.conditions = [(f"D{D}", {"model.D": D}) for D in (64, 32, 128, 256)]
+    config.study.update(seeds=[0, 1, 2, 3, 4], tune=[])
+    config.model.update(relative_position="rotary", mup=64)
+    return config
