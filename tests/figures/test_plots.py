@@ -368,3 +368,12 @@ def test_kernels_and_weights_are_shown(draw_figure, heads):
     assert "within 1.2e-07 of numpy.convolve" in constructed_row.get_suptitle()
     assert learned_row.axes[0].get_title() == "head 1"
     assert constructed_row.axes[heads // 2 if heads < 8 else 5].get_title() == "s = n"
+
+
+def test_steps_have_round_ticks():
+    drawing, [[panel]] = plots.canvas(7, 4)
+    panel.set_xlim(0, 300)
+    panel.xaxis.set_major_locator(plots.round_ticks(6))
+    assert panel.get_xticks().tolist() == [0, 50, 100, 150, 200, 250, 300]
+    panel.set_xlim(1, 3)
+    assert panel.get_xticks().tolist() == [1, 2, 3]  # no half steps
