@@ -1,12 +1,14 @@
-"""Make colab.ipynb from docs/colab.py with the repository's address from pyproject.toml, or run the notebook.
+"""Make colab.ipynb from docs/colab.py, write the repository's address into all pages, or run the notebook.
 
 python .ci/notebook.py
+python .ci/notebook.py OWNER/REPOSITORY
 python .ci/notebook.py run [EXECUTED.ipynb]
 
-The first command also writes the address into README.md. `run` executes all cells as on a new machine: it clones the
-last commit of this checkout into a temporary folder and installs it from there. Run it last in a virtual environment.
-TFM_STEPS (here 120) is the number of training steps; vit warms up for 100 steps. It runs on the CPU unless
-JAX_PLATFORMS names another platform, because a libtpu without a TPU prints warnings.
+The first command makes the notebook. The second also writes this address of GitHub into pyproject.toml, into the
+notebook, and into README.md, with a badge that opens the notebook in Colab. `run` executes all cells as on a new
+machine: it clones the last commit of this checkout into a temporary folder and installs it from there. Run it last in
+a virtual environment. TFM_STEPS (here 120) is the number of training steps. It runs on the CPU unless JAX_PLATFORMS
+names another platform, because a libtpu without a TPU prints warnings.
 """
 
 import os
@@ -14,7 +16,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import tomllib
 
 import jupytext
 import nbformat
@@ -24,13 +25,25 @@ SOURCE, NOTEBOOK = ROOT / "docs" / "colab.py", ROOT / "colab.ipynb"
 FIGURES = 4  # of vit
 
 
-def address() -> None:
-    """Write the repository's address from pyproject.toml into the files with the address to clone from."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    repository = project["urls"]["Repository"].partition("github.com/")[2]
-    for file in (SOURCE, ROOT / "README.md"):
-        content = file.read_text(encoding="utf-8")
-        file.write_text(re.sub(r"(github\.com|/github)/[\w.-]+/tfm\b", rf"\1/{repository}", content), encoding="utf-8")
+def write_address(repository: str) -> None:
+    """Write the repository OWNER/NAME of GitHub into each file that has an address, in place of an earlier one."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        sys.exit(f"{repository} is not of the form OWNER/REPOSITORY")
+    url, colab = f"https://github.com/{repository}", "https://colab.research.google.com"
+    badge = f"[![Open in Colab]({colab}/assets/colab-badge.svg)]({colab}/github/{repository}/blob/main/colab.ipynb)"
+    replace(SOURCE, r'(?<="TFM_REPOSITORY", )"[^"]*"', f'"{url}"')
+    urls = f'[project.urls]\nRepository = "{url}"\n\n'
+    replace(ROOT / "pyproject.toml", r"(\[project\.urls\]\n.*\n\n)?(?=\[project\.optional-dependencies\])", urls)
+    replace(ROOT / "README.md", r"\A(# .*\n\n)(\[!\[Open in Colab\].*\n\n)?", rf"\1{badge}\n\n")
+    replace(ROOT / "README.md", r"^(git clone \S+ tfm && )?cd tfm\b", f"git clone {url} tfm && cd tfm")
+
+
+def replace(file: pathlib.Path, pattern: str, text: str) -> None:
+    """Replace the one place in the file that matches. Exit with a message if there is none."""
+    content, number = re.subn(pattern, text, file.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
+    if not number:
+        sys.exit(f"{file} has no place for the address")
+    file.write_text(content, encoding="utf-8")
 
 
 def text() -> str:
@@ -82,9 +95,11 @@ def run(executed: str | None = None) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case []:
-            address()
             NOTEBOOK.write_text(text(), encoding="utf-8")
         case ["run", *executed]:
             run(*executed)
+        case [repository]:
+            write_address(repository)
+            NOTEBOOK.write_text(text(), encoding="utf-8")
         case _:
             sys.exit(__doc__)

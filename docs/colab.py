@@ -24,17 +24,32 @@
 # %%
 import os
 
-REPOSITORY = os.environ.get("TFM_REPOSITORY", "https://github.com/OWNER/tfm")  # the address to clone from
-STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; the test of this notebook takes fewer
+REPOSITORY = os.environ.get("TFM_REPOSITORY", "")  # the address to clone from
+STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; at least 84: the study trains for STEPS // 4 > 20 steps
 
 # %% [markdown]
 # ## How do I install it?
-# Colab has JAX with TPU support. This adds only what is missing; the constraints keep every installed version.
+# If you opened this notebook with *File > Upload notebook*, drop an archive of the repository on the *Files* panel at
+# the left: `tfm.zip`, made by `git archive --output=tfm.zip HEAD`, or another `tfm*.zip` or `tfm*.tar.gz`.
 
 # %%
+import pathlib
+import shutil
+import subprocess
+
 if not os.path.exists("launch.py"):
-    # !test -d tfm || git clone --quiet "{REPOSITORY}" tfm
-    os.chdir("tfm")
+    if not list(pathlib.Path().glob("tfm/**/launch.py")):
+        if archives := sorted([*pathlib.Path().glob("tfm*.zip"), *pathlib.Path().glob("tfm*.tar*")]):
+            rules = {} if archives[0].suffix == ".zip" else {"filter": "data"}
+            shutil.unpack_archive(archives[0], "tfm", **rules)
+        elif REPOSITORY:
+            subprocess.run(["git", "clone", "--quiet", REPOSITORY, "tfm"], check=True)
+    if not (launch_files := list(pathlib.Path().glob("tfm/**/launch.py"))):
+        raise FileNotFoundError("the repository: drop tfm.zip on the Files panel at the left, and run this cell again")
+    os.chdir(launch_files[0].parent)
+
+# %% [markdown]
+# Colab has JAX with TPU support. This adds only what is missing; the constraints keep every installed version.
 
 # %% language="bash"
 # set -e
@@ -214,7 +229,7 @@ from benchmarks import on_tpu
 on_tpu.run()
 
 # %% [markdown]
-# Please paste these lines into an issue of `REPOSITORY` above, whatever the numbers are.
+# Please paste these lines into an issue of the repository, whatever the numbers are.
 
 # %% [markdown]
 # ## Keep it: what if Colab ends the runtime?

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import runpy
@@ -150,6 +151,21 @@ def test_settings_configs_tests_and_links_exist() -> None:
     assert {f"docs/{name}.md" for name in re.findall(r"\(docs/(\w+)\.md\)", README)} == pages
 
 
+def test_pages_are_two_clicks_from_readme_and_show_a_file_before_they_run_it() -> None:
+    links = {name: set(re.findall(r"\]\(([^)#]+\.md)", page)) for name, page in PAGES.items()}
+    near = links["README.md"]
+    near = near | {
+        os.path.normpath(pathlib.Path(name).parent / link) for name in near & links.keys() for link in links[name]
+    }
+    assert PAGES.keys() - near <= {"README.md"}
+    lines = re.sub(r".*badge.*\n\n", "", README).splitlines()
+    assert len(lines) <= 115 and max(map(len, lines)) <= 120
+    for name, page in PAGES.items():
+        for block in re.finditer(r"^```python\n# (\w+)\.py\n", page, re.MULTILINE):
+            earlier = blocks(page[: block.start()], "bash")
+            assert not re.search(rf"\b{block[1]}(\.py|:)", "".join(earlier)), f"{name}: {block[1]}"
+
+
 def test_names_of_other_projects_lead_to_our_settings() -> None:
     section = PAGES["docs/configs.md"].partition("## What is it called in ")[2].partition("\n## ")[0]
     rows = [re.findall(r"`([\w.]+)`", line) for line in section.splitlines() if line.startswith("| `")]
@@ -159,10 +175,11 @@ def test_names_of_other_projects_lead_to_our_settings() -> None:
             assert by_name.translate(name) == [our_name] or name in (our_name, our_name.partition(".")[2]), name
 
 
-def test_the_library_and_the_score_in_readme() -> None:
+def test_the_library_and_the_score_in_readme(capsys: pytest.CaptureFixture) -> None:
     score, _, library = blocks(README, "python")
     names: dict = {}
     exec(library, names)
+    assert re.fullmatch(r"[34]\.\d{3} nats per token\n", capsys.readouterr().out)
     leaves = jax.tree.leaves(jax.device_get(names["gradient"]))
     assert len(leaves) > 8 and all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)
 

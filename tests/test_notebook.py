@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import runpy
+import shutil
 import tomllib
 
 import pytest
@@ -19,6 +20,7 @@ CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 FIRST = [(*source.partition("\n")[0].split(), source.partition("\n")[2]) for source in CODE]
 FILES = {words[1]: words[-1] for words in FIRST if words[0] == "%%writefile"}
+ADDRESS = re.search(r'"TFM_REPOSITORY", ("[^"]*")', CODE[0])[1]
 ARMS = ("one_matrix", "rotated", "two_matrices")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -93,14 +95,75 @@ def dump_syntax(source: str) -> str:
     return ast.dump(tree)
 
 
-def test_every_page_has_the_address_of_the_repository_in_pyproject() -> None:
-    """`python .ci/notebook.py` writes this address into the badge, the notebook and its source."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
-    owner = urls["Repository"].removeprefix("https://github.com/").removesuffix("/tfm")
+def test_an_address_is_written_into_every_file_that_has_one(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """Without an address there is no badge. A second address replaces the first."""
+    pytest.importorskip("jupytext", reason='makes colab.ipynb: pip install -e ".[notebook]"')
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "pyproject.toml", "docs/colab.py"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    write = runpy.run_path(str(ROOT / ".ci" / "notebook.py"))["write_address"]
+    monkeypatch.setitem(write.__globals__, "ROOT", tmp_path)
+    monkeypatch.setitem(write.__globals__, "SOURCE", tmp_path / "docs/colab.py")
+    for repository in ("first/one", "second/two"):
+        write(repository)
+        readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+        assert readme.count("colab-badge.svg") == readme.count(f"/github/{repository}/blob/main/colab.ipynb)") == 1
+        assert f"git clone https://github.com/{repository} tfm && cd tfm" in readme
+        project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert project["urls"] == {"Repository": f"https://github.com/{repository}"}
+        line = f'REPOSITORY = os.environ.get("TFM_REPOSITORY", "https://github.com/{repository}")'
+        assert line in (tmp_path / "docs/colab.py").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="OWNER/REPOSITORY"):
+        write("https://github.com/first/one")
+
+
+@pytest.mark.parametrize("kind, folder", [("zip", "tfm-main/"), ("gztar", ""), ("tar", "tfm/")])
+def test_the_notebook_starts_from_an_uploaded_archive(kind, folder, tmp_path: pathlib.Path, monkeypatch) -> None:
+    """The archive has a folder, as GitHub's and `git archive --prefix=tfm/`, or none. The cell can run again."""
+    (tmp_path / "made" / folder).mkdir(parents=True)
+    (tmp_path / "made" / folder / "launch.py").write_text("launched = True")
+    (tmp_path / "content").mkdir()
+    monkeypatch.chdir(tmp_path / "content")
+    monkeypatch.delenv("TFM_REPOSITORY", raising=False)
+    first, second = CODE[0].replace(ADDRESS, '""'), CODE[1]
+    with pytest.raises(FileNotFoundError, match="drop tfm.zip on the Files panel"):
+        exec(f"{first}\n{second}", {})
+    shutil.make_archive("tfm-main", kind, tmp_path / "made")
+    for _ in range(2):
+        exec(f"{first}\n{second}", {})
+        assert pathlib.Path("launch.py").read_text() == "launched = True"
+        pathlib.Path("launch.py").touch()
+    monkeypatch.chdir(tmp_path / "content")  # as after a restart of Python
+    pathlib.Path("tfm", folder, "launch.py").write_text("edited = True")
+    exec(f"{first}\n{second}", {})
+    assert pathlib.Path("launch.py").read_text() == "edited = True"
+
+
+@pytest.mark.parametrize("steps, enough", [(84, True), (83, False)])
+def test_the_smallest_number_of_steps_is_what_the_notebook_says(steps, enough, tmp_path: pathlib.Path) -> None:
+    assert "at least 84:" in CODE[0]
+    for name, body in FILES.items():
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    nodes = [node for source in CODE for node in ast.walk(ast.parse(to_python(source)))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.run"]
+    values = {"STEPS": steps, "changes": {"train.steps": steps}}
+    results = []
+    for call in calls:
+        file = call.args[0].value
+        changes = eval(ast.unparse(call.keywords[-1].value), values)
+        config = configs.Settings(config_files.load(str(tmp_path / file if file in FILES else ROOT / file)))
+        settings = config.replace({"train.steps": changes["train.steps"]})
+        results.append(configs.warmup_steps(settings) < settings.train.steps)
+    assert len(results) == 7 and all(results) == enough
+
+
+def test_no_placeholder_stands_for_the_address() -> None:
+    """What a reader cannot open is not on a page. Links between pages have a test in test_docs.py."""
     files = [ROOT / "README.md", ROOT / "colab.ipynb", *ROOT.glob("docs/**/*.py"), *ROOT.glob("docs/**/*.md")]
-    result = {file: re.findall(r"github(?:\.com)?/([\w.-]+)/tfm\b", file.read_text(encoding="utf-8")) for file in files}
-    assert {file.name for file in result if result[file]} == {"README.md", "colab.ipynb", "colab.py"}
-    assert {name for names in result.values() for name in names} == {owner}
-    if owner != "OWNER":
-        assert not [file for file in files if re.search(r"\bOWNER\b", file.read_text(encoding="utf-8"))]
-    assert f"https://colab.research.google.com/github/{owner}/tfm/blob/main/colab.ipynb" in README
+    for file in files:
+        page = file.read_text(encoding="utf-8")
+        assert not re.search(r"\b(OWNER|USERNAME|YOUR_NAME)\b|example\.(com|org)|TODO", page), file
+    for target in re.findall(r"\]\(([^)#]+)", "".join("".join(cell["source"]) for cell in CELLS)):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+    mentioned = re.findall(r"`((?:docs|configs|tfm)/[\w./]*|\w+\.md)`", "".join("".join(c["source"]) for c in CELLS))
+    assert mentioned and all((ROOT / name).exists() for name in mentioned)
