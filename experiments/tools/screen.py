@@ -15,7 +15,7 @@ from typing import Any
 
 import launch
 from experiments import command as commands
-from experiments.config import errors, files as config_files
+from experiments.config import disk, errors, files as config_files
 from experiments.folder import log
 from experiments.studies import sentences, statistics, study as studies
 
@@ -40,7 +40,7 @@ def run(
     single = f"{config} has {len(study.conditions)} conditions, and a screen needs one"
     errors.refuse((seed in [*study.seeds, *study.tune_seeds], seeds), (len(study.conditions) > 1, single))
     if (folder / "confirm" / "report.json").exists():
-        report = json.loads((folder / "screen" / "report.json").read_bytes())
+        report = json.loads(disk.read_bytes(folder / "screen" / "report.json"))
         judged = {arm["name"] for arm in report["conditions"][0]["arms"]}
         other = f"{folder} has a verdict on other arms than {config}. A second search needs another --workdir"
         errors.refuse((judged != {arm.name for arm in study.arms}, other))
