@@ -93,7 +93,7 @@ def test_the_script_reads_the_report_of_a_study(noise, tmp_path, capsys, monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert "4 runs: mean 2.1250, SD 0.1708" in lines
     rows = [line for line in lines if line.startswith("| ")]
-    assert len(rows) == len(noise.GAINS) * len(noise.RULES) + 4 * len(noise.SIMULATED)
+    assert len(rows) == len(noise.GAINS) * len(noise.RULES) + 2 * 4 * len(noise.SIMULATED)  # simulated and real losses
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -101,6 +101,11 @@ def test_a_screened_edit_is_judged_at_the_level_of_its_place(noise):
     difference_OI, m_O = np.random.default_rng(0).normal(-0.7, 1, (50, 6)), np.arange(50) % 7
     expected = [inference.interval(one, max(m, 1))[1] < 0 for one, m in zip(difference_OI, m_O, strict=True)]
     assert noise.is_below(difference_OI, m_O).tolist() == expected and 5 < sum(expected) < 45
+
+
+def test_searches_draw_from_the_losses_of_real_runs(noise):
+    drawn = noise.sample(np.random.default_rng(0), (50, 3), 1, np.array([1.0, 2.0, 6.0]))
+    assert drawn.shape == (50, 3) and {*drawn.ravel()} == {-2.0, -1.0, 3.0}
 
 
 @pytest.mark.parametrize("at_once", [False, True])
