@@ -1,7 +1,8 @@
 """Does one matrix cost less if the MLP gets the parameters that it saves? Five scores against two matrices, ten seeds.
 
 python launch.py --config configs/qk_matched.py --workdir runs/qk_matched
-As qk_positions.py, but every arm has the number of parameters of `asymmetric`, up to 0.1 %. 264 runs.
+As qk_positions.py, but every arm has the number of parameters of `asymmetric`, up to 0.1 %. 264 runs,
+not run yet.
 """
 
 from configs import qk_positions

@@ -1,12 +1,11 @@
 """Does the cost of one matrix depend on positions? Seven scores x five kinds of positions on Shakespeare, ten seeds.
 
 python launch.py --config configs/qk_positions.py --workdir runs/qk_positions
-770 runs, 420 of them to choose rates; 75
-minutes, two processes beside other work. tied costs 0.27 nats per character with learned positions, 0.17 with rotary
-ones; tied_noself is never shown to be worse: docs/qk_results.md. The study separates the cost of attending to oneself
-(with and without _noself), of parameters (qk_matched.py) and of direction (sym_plus_skew:2, pairwise). The two arms
-sym_plus_skew:2_noself and asymmetric_noself were added after the rates of learned positions had been tried, and before
-any verdict was read.
+770 runs, 420 of them to choose rates; 75 minutes, two processes beside other work. tied costs 0.27 nats per character
+with learned positions and 0.17 with rotary ones. tied_noself is never shown to be worse (docs/qk_results.md). The study
+separates the cost of attending to oneself (with and without _noself), of parameters (qk_matched.py) and of direction
+(sym_plus_skew:2, pairwise). The two arms sym_plus_skew:2_noself and asymmetric_noself were added after some rates had
+been tried, and before any verdict was read.
 """
 
 from configs import base

@@ -1,8 +1,9 @@
-"""How much direction does attention need? U'U plus a skew form of rank r, on a ring and on induction; ten seeds.
+"""How much direction does attention need? Scores U'U plus a skew form of rank r, on a ring and on induction; ten seeds.
 
 python launch.py --config configs/qk_skew.py --workdir runs/qk_skew
 The ring has one head in one layer, where a skew part of rank 2 is enough in principle (docs/ring.md). Induction has
-two layers of four heads and learned or rotary positions. r = 0 is `tied`.
+two layers of four heads and learned or rotary positions. r = 0 is `tied`. 342 runs, not
+run yet.
 """
 
 from configs import base, induction

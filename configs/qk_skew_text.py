@@ -1,8 +1,8 @@
-"""How much direction does attention need on text? U'U plus a skew form of rank r, on Shakespeare; ten seeds.
+"""How much direction does attention need on text? Scores U'U plus a skew form of rank r, on Shakespeare; ten seeds.
 
 python launch.py --config configs/qk_skew_text.py --workdir runs/qk_skew_text
-As qk_positions.py, with ranks 0 to 32 (r = 0 is `tied`; a head has 32 features, so the rank of two matrices is at
-most 64) and two kinds of positions.
+The model and training are those of qk_positions.py, with two kinds of positions. r = 0 is `tied`. A head has 32
+features, so the skew part of two matrices has at most rank 64. 308 runs, not run yet.
 """
 
 from configs import qk_positions

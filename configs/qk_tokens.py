@@ -1,10 +1,9 @@
 """Does the gain of two matrices grow with training? 125, 500 and 2,000 steps on Shakespeare, three scores, five seeds.
 
 python launch.py --config configs/qk_tokens.py --workdir runs/qk_tokens
-153 runs, 25 minutes, two processes beside other
-work. tied_noself minus asymmetric: -0.009, -0.053 and +0.001 nats after 125, 500 and 2,000 steps, where the 500 are
-runs of qk_positions.py again. The model of qk_positions.py with rotary positions. Its tokens: 0.13, 0.5 and 2 million
-characters, the last two epochs. Each condition has its own rates.
+153 runs, 25 minutes, two processes beside other work. tied_noself minus asymmetric: -0.009, -0.053 and +0.001 nats
+after 125, 500 and 2,000 steps. The model is that of qk_positions.py with rotary positions, so its runs of 500 steps
+are the same. 2,000 steps read two million characters, about two epochs. Each condition has its own rates.
 """
 
 from configs import qk_positions

@@ -1,10 +1,10 @@
 """Does the gain of two matrices grow with width? 32 to 256 features on Shakespeare, three scores, five seeds.
 
 python launch.py --config configs/qk_widths.py --workdir runs/qk_widths
-60 runs, 20 minutes, two processes beside other
-work. tied_noself minus asymmetric: -0.046, -0.053, -0.070 and -0.074 nats with 32, 64, 128 and 256 features,
-asymmetric_noself -0.057, -0.048, -0.064 and -0.069. The model of qk_positions.py with rotary positions and 500 steps.
-The rates are those that it chose at 64 features; with maximal update parametrisation they suit the other widths.
+60 runs, 20 minutes, two processes beside other work. tied_noself minus asymmetric: -0.046, -0.053, -0.070 and -0.074
+nats with 32, 64, 128 and 256 features, asymmetric_noself -0.057, -0.048, -0.064 and -0.069. The model is that of
+qk_positions.py with rotary positions, and the rates are those that it chose at 64 features. With maximal update
+parametrisation they should suit the other widths.
 """
 
 from configs import qk_positions
