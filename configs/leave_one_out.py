@@ -1,8 +1,9 @@
 """The ladder, read from the top: the whole transformer on tinyshakespeare without one of its elements; ten models.
 
 python launch.py --config configs/leave_one_out.py --workdir runs/leave_one_out
-170 runs, not run yet. `whole`, the reference, has every element of Turner 2023 that configs/ladder.py adds, up to learned
-positions. Each other arm lacks one of them, or has another in its place. docs/ladder.py draws it.
+170 runs, not run yet. `whole`, the
+reference, has every element of Turner 2023 that configs/ladder.py adds, up to learned positions. Each other arm lacks
+one of them, or has another in its place. docs/ladder.py draws it.
 """
 
 import operator

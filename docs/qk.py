@@ -79,7 +79,8 @@ def draw_text(panel, arms):
     panel.set_ylim(len(POSITIONS) - 0.5, -0.5)
     panel.set_xlabel("held-out loss minus that of two matrices, nats per character")
     panel.set_ylabel("positions")
-    panel.set_title("Characters of Shakespeare: no cost of one matrix is shown\nif no token attends to itself", fontsize=10)
+    title = "Characters of Shakespeare: no cost of one matrix is shown\nif no token attends to itself"
+    panel.set_title(title, fontsize=10)
 
 
 def print_table(arms, conditions):
