@@ -100,7 +100,10 @@ def run(
 def show_plan(
     settings: configs.Settings, session: programs.Session, earlier_study: pathlib.Path | None
 ) -> list[programs.Checked]:
-    """Print the programs, first those of tuning, and the power of the seeds. Return the programs."""
+    """Print the compiled programs, each of several runs, and the power of the seeds. Return the programs.
+
+    Those of tuning come first. earlier_study: a folder whose runs give the standard deviations for the power.
+    """
     study = session.study
     tuning_programs = group(studies.runs(settings, tuning.trials(study)), session, tuning=True)
     checked = check_all(tuning_programs + group(studies.runs(settings, study), session), session)

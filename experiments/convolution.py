@@ -77,9 +77,9 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 
 
 def choose_heads(settings: configs.Settings, X: int) -> int:
-    """Return H, the number of heads, which is the number of pixels of the kernel.
+    """Return H, the number of heads: a head for each weight of the kernel, which moves along rows of X pixels.
 
-    X: width of the images. Raises UserError if H > X, or if model.G or model.K is set.
+    Raises UserError if H > X, or if model.G or model.K is set.
     """
     H, G, K = settings.model.H, settings.model.G, settings.model.K
     configs.at_least(1, {"model.H": H}, most=X)

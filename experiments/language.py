@@ -206,7 +206,7 @@ def causal_mask(t: configs.Settings) -> masks.Mask:
 
 
 def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model, params: Any) -> str:
-    """Return a text that the model generates.
+    """Return a text: a prompt, and how the model continues it.
 
     The prompt is a new line. For the objective `prefix` it is the beginning of the held-out text.
     """

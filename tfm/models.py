@@ -68,7 +68,10 @@ class Model(NamedTuple):
     fixed: tuple[str, ...] = ()
 
     def apply(self, params: Any, *inputs: Any, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
-        """Return the logits and aux. options: arguments of `hidden`."""
+        """Return the logits, and the dict aux: losses of experts and other measures, and activations to look at.
+
+        options: arguments of `hidden`.
+        """
         x_BND, aux = self.hidden(params, *inputs, layout=layout, **options)
         return self.logits(params, x_BND, layout=layout), aux
 

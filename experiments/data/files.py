@@ -257,7 +257,7 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
 
 
 def used_parts(parts: Mapping[str, Any]) -> list[Any]:
-    """Return the training part and the part to evaluate (valid, or else test), or only the one that exists."""
+    """Return [the training part, the part to evaluate (valid, or else test)], without a part that is missing."""
     return [parts[part] for part in (TRAIN, VALID if VALID in parts else TEST) if part in parts]
 
 

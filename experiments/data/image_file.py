@@ -162,10 +162,11 @@ def open_image(file: data_files.File) -> Iterator[Any]:
 
 
 def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """Return a Pillow image as image_YXZ (uint8), and a text about the processing steps.
+    """Return a Pillow image as image_YXZ (uint8), and a description of what was done to it.
 
     As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. form: of
-    `load_format` or `describe_size`. Raises UserError if the result does not have the size in the form.
+    `load_format` or `describe_size`. name: of the image, for the error. Raises UserError if the result does not have
+    the size in the form.
     """
     from PIL import Image, ImageOps
 

@@ -78,8 +78,8 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
     if kept == names and not are_numbers:
         return data
     if are_numbers and (decimals := sorted(name for name in numbers if not class_names.INTEGER.fullmatch(name))):
-        problem = f"the column {column!r} has numbers with decimals ({data_files.join_names(decimals)}), so predicting"
-        raise errors.UserError(f"{data.name}: {problem} them is regression. Give a column with names of classes.")
+        problem = f"the column {column!r} has numbers with decimals: {data_files.join_names(decimals)}"
+        raise errors.UserError(f"{data.name}: {problem}. To predict them is regression. Give a column of class names.")
     missing.update(repr(name) for part in (data.train, data.evaluation) for _, name in part if name not in kept)
     train, evaluation = ([row for row in part if row[1] in kept] for part in (data.train, data.evaluation))
     errors.refuse((not evaluation, f"{data.name}: no text to evaluate has a class in the column {column!r}."))

@@ -175,10 +175,11 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def read_files(path: pathlib.Path) -> dict[str, bytes]:
-    """Return a tokenizer.json that gives the ids alone, and a tokenizer_config.json that names the special tokens.
+    """Return {"tokenizer.json": its bytes, "tokenizer_config.json": its bytes}, which define a tokenizer.
 
-    The second is left out for a tokenizer of bytes or characters. A file with another name than FILES is read without
-    its neighbours. Raises UserError if a file is damaged, if the folder defines the tokenizer by code, and if
+    The first maps a text to ids, without adding special tokens such as [CLS]; the second names the special tokens, and
+    is left out for a tokenizer of bytes or characters. If path is a file whose name is not in FILES, no other file of
+    its folder is read. Raises UserError if a file is damaged, if the folder defines the tokenizer by code, and if
     transformers must read it and is not installed.
     """
     with disk.reading(path, TypeError):

@@ -253,10 +253,11 @@ def catch_up(run: Training, n: int, state: train_step.State) -> None:
 
 
 def evaluate(run: Training, n: int, state: train_step.State, *, skip: Sequence[bool] = (), saves: bool = True) -> None:
-    """Evaluate, and write the means into `logs.final`, the logs (skip: see `Logs.write`) and the manifest of step n.
+    """Evaluate, and write the means into `logs.final`, the log of each run, and the manifest of step n.
 
-    Raises Interrupted for a signal, in all processes after the same batch. saves: whether to save the state if the
-    clock requests it, if the evaluation fails, or if its score is the best so far.
+    skip: for each of the runs that are trained together, True if its log gets nothing. saves: whether to save the
+    state if a regular save is due (`Clock`), if the evaluation raises an error, or if its score is the best so far.
+    Raises Interrupted for a signal, in all processes after the same batch.
     """
 
     def on_batch() -> None:

@@ -198,7 +198,8 @@ def initialise(
     """Return the initial parameters.
 
     block_settings: fields of blocks.Spec that replace the model's: score_std, if runs of a study differ in it. Other
-    arguments: those of `model`. Raises UserError for layers without parameters, and for settings that scale none.
+    arguments: those of `model`. Raises UserError for layers without parameters, and if score_std, output_std or mup
+    is set and would change no parameter of this model.
     """
     embed_norm, final_norm = checks.OUTER_NORMS[m.outer_norm]
     options = sizes | {"final_norm": final_norm, "bias": m.bias, "tied_output": tied_output}

@@ -66,7 +66,7 @@ def _ignore_layout(function: Callable) -> Callable:
 def split(setting: str, text: str) -> tuple[str, str]:
     """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    The colon in the user's my_file:my_norm belongs to the name, so the numbers are the defaults.
+    A user's variant my_file:my_norm has no numbers: its colon belongs to the name.
     """
     name, colon, numbers = text.partition(":")
     if name not in NUMBERED.get(setting, ()):

@@ -154,7 +154,10 @@ def size(config: HfConfig, name: str, default: int) -> int:
 
 
 def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
-    """Return our value for the value of a field. The first choice is the default. Raises UserError for other values."""
+    """Return choices[config[name]], our value for theirs; the first choice if the field is missing or null.
+
+    Raises UserError for a value that is not in `choices`.
+    """
     value = next(iter(choices)) if config.get(name) is None else config[name]
     require(value in [*choices], name, value, " or ".join(map(str, choices)))
     return choices[value]

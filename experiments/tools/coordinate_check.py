@@ -50,7 +50,8 @@ def run(
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
     sizes = sorted(map(int, re.findall(r"\d+", text))) if re.fullmatch(r"[\d, ]+", text) else []
     if len(sizes) < 2 or sizes[0] < 1 or steps < 1:
-        raise errors.UserError(f"--{flag}={text} --steps={steps} must be at least two {flag} and one step: 64,128")
+        example = f"--{flag}=64,128 --steps=4"
+        raise errors.UserError(f"--{flag}={text} --steps={steps} needs two {flag} or more, and a step: {example}")
     measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
     slopes = fit_slopes(measured)
     print(tables.align(tabulate(measured, slopes, letter)))

@@ -54,7 +54,10 @@ def run(
     workdir: commands.Path = "",
     device: str = "any",
 ) -> Noise:
-    """Train the runs, and print and return their noise. Raises UserError if fewer than three have a finite metric."""
+    """Train runs that differ by their seed alone, and print and return the SD of the metric and what it means.
+
+    Raises UserError if fewer than three have a finite metric.
+    """
     commands.require("--config=FILE", config)
     errors.refuse((runs < inference.FEWEST, f"--runs={runs} must be at least {inference.FEWEST}"))
     changes = commands.parse_changes(set) | {"study.metric": metric, "study.keep_weights": False}

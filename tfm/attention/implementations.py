@@ -54,10 +54,11 @@ def choose(
     cap: float = 0.0,
     axis: str | None = None,
 ) -> Implementation:
-    """Return the implementation for arrays of these shapes on this platform (cpu, gpu, tpu, or '' for any).
+    """Return the attention function for arrays of these shapes on this platform (cpu, gpu, tpu, or '' for any).
 
     name: one of NAMES. mask: a mask of the same kind as the masks of later calls. bias: whether the logits have a bias.
-    axis: the mesh axis over which tokens are sharded; if it is set, all names give flash attention around a ring.
+    cap: c if the logits become c tanh(l/c), else 0. axis: the mesh axis over which tokens are sharded; if it is set,
+    all names give flash attention around a ring.
     """
     if axis is not None:
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")
