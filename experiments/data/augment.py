@@ -1,11 +1,12 @@
 """Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
-Each function takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`: the share of
+Each function here takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`: the share of
 each new image, and of its label, that comes from another image x'. This is the previous image in the batch, and for the
-first image the last one.
+first image the last one. The user's function, my_file:my_augment, is (image_BYXZ, rng) -> image_BYXZ.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -59,6 +60,28 @@ def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Res
     return windows[np.arange(B), down_B, right_B].transpose(0, 2, 3, 1), None
 
 
+def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> Result:
+    """Rotate, scale and shear: take pixel p from c + (I + E)(p - c), with the centre c and linear interpolation.
+
+    The four entries of E are uniform in [-percent/100, percent/100]. Outside the image the raw pixel value is 0.
+    """
+    B, Y, X, _ = image_BYXZ.shape
+    matrix_B22 = np.eye(2) + percent / 100 * rng.uniform(-1, 1, (B, 2, 2))
+    centre_211 = np.array([(Y - 1) / 2, (X - 1) / 2])[:, None, None]
+    source_B2YX = np.einsum("bij,jyx->biyx", matrix_B22, np.indices((Y, X)) - centre_211) + centre_211
+    padded = np.pad(image_BYXZ, [(0, 0), (1, 1), (1, 1), (0, 0)])  # pixel p is at p + 1
+    place_B2YX = np.clip(source_B2YX + 1, 0, np.array([Y + 1, X + 1])[:, None, None])
+    corner_B2YX = place_B2YX.astype(int).clip(max=np.array([Y, X])[:, None, None])
+    part_2BYX1 = (place_B2YX - corner_B2YX).swapaxes(0, 1)[..., None].astype(np.float32)
+    (down_BYX, right_BYX), b_B11 = corner_B2YX.swapaxes(0, 1), np.arange(B)[:, None, None]
+
+    def mix(down_BYX: np.ndarray) -> np.ndarray:
+        left, right = padded[b_B11, down_BYX, right_BYX], padded[b_B11, down_BYX, right_BYX + 1]
+        return (1 - part_2BYX1[1]) * left + part_2BYX1[1] * right
+
+    return (1 - part_2BYX1[0]) * mix(down_BYX) + part_2BYX1[0] * mix(down_BYX + 1), None
+
+
 def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
     """Return (1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
     share_B = rng.beta(alpha, alpha, len(image_BYXZ)).astype(np.float32)
@@ -98,6 +121,7 @@ KINDS = {
     "crop": Kind(crop, 4, "an integer from 1, less than a side", lambda amount, side: amount in range(1, side)),
     "mixup": Kind(mixup, 0.2, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, "above 0", mixes=True),
+    "affine": Kind(affine, 15, "above 0 and below 100", lambda amount, side: 0 < amount < 100),
 }
 
 
@@ -118,9 +142,17 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
 
 
 def parse(name: str, side: int) -> tuple[Kind, float]:
-    """Return the augmentation and the amount of "crop:4" or "crop". Raises UserError if it does not suit the side."""
+    """Return the augmentation and the amount of "crop:4" or "crop", or the user's function "my_file:my_augment".
+
+    Raises UserError if the augmentation is unknown, or the amount does not suit an image with this shorter side.
+    """
     word, colon, number = name.partition(":")
-    kind = KINDS[by_name.choose("augmentation", word, {name: name for name in KINDS})]
+    is_users = word not in KINDS and by_name.CODE.fullmatch(name)
+    functions = {known: kind.change for known, kind in KINDS.items()}
+    change = by_name.choose("augmentation", name if is_users else word, functions, KEY)
+    if is_users:
+        return Kind(functools.partial(_change_by_user, name, change), 0, ""), 0
+    kind = KINDS[word]
     try:
         amount = float(number) if colon else kind.default
     except ValueError:
@@ -128,3 +160,12 @@ def parse(name: str, side: int) -> tuple[Kind, float]:
     if not kind.is_allowed(amount, side):
         raise errors.UserError(f"{KEY} has {name!r}. For a side of {side} pixels, the number must be {kind.allowed}.")
     return kind, amount
+
+
+def _change_by_user(name: str, change: Callable, image_BYXZ: np.ndarray, _: float, rng: np.random.Generator) -> Result:
+    with by_name.user_errors(f"{KEY} has {name}, which fails"):
+        new_BYXZ = np.asarray(change(image_BYXZ, rng))
+    if new_BYXZ.shape != image_BYXZ.shape or new_BYXZ.dtype.kind not in "uif":
+        found = f"{new_BYXZ.shape} of {new_BYXZ.dtype}"
+        raise errors.UserError(f"{KEY} has {name}, which returns {found}. It must return numbers of {image_BYXZ.shape}")
+    return new_BYXZ, None

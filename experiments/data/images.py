@@ -33,7 +33,7 @@ FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
     "size": (0, "height and width in pixels to which image files are resized; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
-    "augment": ([], "changes of training images, in order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)"),
+    "augment": ([], "changes in training: shift:0.5, affine:15, flip, crop:4, mixup, cutmix, my_file:mine (augment)"),
 }
 COMPARED = 16  # the fewest images of a part whose statistics are compared: fewer may differ by chance
 

@@ -61,13 +61,23 @@ def paste_slowly(image, alpha, rng):
         yield image_YXZ, image_YXZ[*box][..., 0].size / (Y * X)
 
 
+def transform_slowly(image, percent, rng):
+    for b, E in enumerate(percent / 100 * rng.uniform(-1, 1, (B, 2, 2))):
+        matrix, centre = np.eye(3), np.array([(Y - 1) / 2, (X - 1) / 2, 0])
+        matrix[:2, :2] += E
+        offset = centre - matrix @ centre
+        yield ndimage.affine_transform(image[b].astype(float), matrix, offset, order=1, mode="grid-constant"), 0
+
+
 SLOW = {"shift": shift_slowly, "flip": flip_slowly, "crop": crop_slowly, "mixup": mix_slowly, "cutmix": paste_slowly}
+SLOW |= {"affine": transform_slowly}
 AMOUNTS = {
     "shift": st.floats(0.01, 2.9),
     "flip": st.floats(0.01, 1),
     "crop": st.integers(1, X - 1),
     "mixup": st.floats(0.1, 5),
     "cutmix": st.floats(0.1, 5),
+    "affine": st.floats(0.1, 99),
 }
 
 
@@ -102,7 +112,10 @@ def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     assert np.array_equal(first, equal) and not np.array_equal(first, different)
 
 
-@pytest.mark.parametrize(("name", "amount"), [("shift", 1), ("flip", 0.5), ("mixup", 0.2), ("cutmix", 1)])
+DEFAULTS = {"shift": 1, "flip": 0.5, "mixup": 0.2, "cutmix": 1, "affine": 15}
+
+
+@pytest.mark.parametrize(("name", "amount"), DEFAULTS.items())
 def test_a_change_without_an_amount_has_its_default(name, amount):
     images = (
         make_examples(pixels(), text)[0](INDEX_B, np.random.default_rng(0)) for text in (name, f"{name}:{amount}")
@@ -121,9 +134,42 @@ def test_a_change_without_an_amount_has_its_default(name, amount):
         (["crop:"], ["'crop:'"]),
         (["mixup", "cutmix:0.5"], ["mixup", "cutmix:0.5"]),
         (["flop"], ["flop", '"flip"', "shift, flip, crop, mixup, cutmix"]),
-        *(([name], [f"'{name}'"]) for name in ("flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0")),
+        *(([name], [f"'{name}'"]) for name in ("flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0", "affine:100")),
+        (["flip:often"], ["'flip:often'"]),
+        (["no_such_file:blur"], ["no_such_file:blur"]),
+        (["test_augment:Y"], ["test_augment:Y", "function"]),
     ],
 )
 def test_amounts_that_do_not_suit_the_images_are_refused(changes, words):
     with raises(errors.UserError, *words):
         make_examples(pixels(), *changes)
+
+
+def darken(image_BYXZ, rng):
+    return image_BYXZ * rng.uniform(0.5, 1, (len(image_BYXZ), 1, 1, 1))
+
+
+def lose_a_row(image_BYXZ, rng):
+    return image_BYXZ[:, 1:]
+
+
+def fail(image_BYXZ, rng):
+    return image_BYXZ["all"]
+
+
+def test_a_function_of_the_users_changes_images():
+    image = pixels()
+    fetch, _ = make_examples(image, "flip", "test_augment:darken")
+    rng = np.random.default_rng(0)
+    expected = darken(augment.flip(image, 0.5, rng)[0], rng)
+    np.testing.assert_allclose(fetch(INDEX_B, np.random.default_rng(0))["image_BYXZ"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lose_a_row", ["returns", (B, Y - 1, X, 2), (B, Y, X, 2)]), ("fail", ["fails", "test_augment.py, line"])],
+)
+def test_a_function_of_the_users_that_returns_no_images_is_refused(name, words):
+    fetch, _ = make_examples(pixels(), f"test_augment:{name}")
+    with raises(errors.UserError, "image.augment", f"test_augment:{name}", *words):
+        fetch(INDEX_B, np.random.default_rng(0))
