@@ -10,16 +10,16 @@ Least squares give it for each seed; the intervals are t intervals over the seed
 leave out the chance in tuning: all sizes have the rate that was chosen at 64 features.
 """
 
-import itertools
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
 
 from experiments.studies import inference
 
-WIDTHS, STEPS = (32, 64, 128, 256), (125, 500, 2000)
+SIZE = re.compile(r"D(\d+)_steps_(\d+)")  # the name of a condition: features and steps
 TERMS = {
     "a, at 64 features and 500 steps": lambda w, t: np.ones_like(w),
     "b, per doubling of the width": lambda w, t: w,
@@ -32,11 +32,11 @@ TERMS = {
 def load(folder):
     """Return the differences, (seeds, sizes), and the sizes as [(D, steps)]."""
     report = json.loads(pathlib.Path(folder, "report.json").read_text(encoding="utf-8"))
-    arms = {part["name"]: {arm["name"]: arm["values"] for arm in part["arms"]} for part in report["conditions"]}
-    sizes, columns = [*itertools.product(WIDTHS, STEPS)], []
-    for D, steps in sizes:
-        tied, two = (arms[f"D{D}_steps_{steps}"][name] for name in ("tied_noself", "asymmetric"))
-        columns.append([tied[seed] - two[seed] for seed in sorted(two)])
+    sizes, columns = [], []
+    for condition in report["conditions"]:
+        arms = {arm["name"]: arm["values"] for arm in condition["arms"]}
+        sizes.append(tuple(map(int, SIZE.fullmatch(condition["name"]).groups())))
+        columns.append([arms["tied_noself"][seed] - arms["asymmetric"][seed] for seed in sorted(arms["asymmetric"])])
     return np.array(columns).T, sizes
 
 

@@ -14,7 +14,7 @@ import pytest
 import study_folder
 import tiny
 
-from configs import ladder, leave_one_out, positions, qk_synthetic
+from configs import ladder, leave_one_out, positions, qk_synthetic, qk_widths
 from configs.arms import stochastic_depth
 from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
@@ -122,6 +122,21 @@ def test_the_steps_of_the_ladder_include_the_variance_by_tuning():
     arms = [{"values": dict(enumerate(loss + np.arange(5) * 0.001 * sign))} for loss, sign in ((2.0, 1), (1.9, -1))]
     (plain,), (wide,) = compare(arms, 0.0), compare(arms, 0.01)
     assert plain.kind == statistics.BETTER and wide.kind == statistics.OPEN and wide.interval[0] < plain.interval[0]
+
+
+def test_the_script_on_widths_and_steps_finds_the_surface_of_the_differences(tmp_path, capsys):
+    script, draw, means = runpy.run_path(str(ROOT / "docs" / "qk_surface.py")), np.random.default_rng(0), {}
+    for name, changes in qk_widths.get_config().study.conditions:
+        w, t = np.log2(changes["model.D"] / 64), np.log2(changes["train.steps"] / 500)
+        means[name] = -0.05 - 0.01 * w + 0.003 * t + 0.008 * t**2 + 0.002 * w * t
+    write_study(
+        tmp_path, qk_widths.get_config(), lambda size, arm: 2 + means[size] * (arm[0] == "t") + draw.normal(0, 1e-4, 5)
+    )
+    script["main"](tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11 + 5 + 1 and lines[1].startswith(f"  64 features,  125 steps: {means['D64_steps_125']:+.3f}")
+    found = [float(line.partition(": ")[2].split()[0]) for line in lines[11:16]]
+    np.testing.assert_allclose(found, [-0.05, -0.01, 0.003, 0.008, 0.002], atol=3e-4)
 
 
 def test_every_arm_of_leave_one_out_changes_the_whole_transformer():
