@@ -1,9 +1,9 @@
 """The ladder: the transformer on tinyshakespeare, one element of Turner 2023 at a time; twelve rungs x 5 seeds.
 
 python launch.py --config configs/ladder.py --workdir runs/ladder
-240 runs, 180 of them to choose rates. With one tuning seed, nats per character: each token alone 2.487,
-without residual connections 2.692, without positions 2.335, with learned ones 2.009, with rotary ones 1.965.
-docs/ladder.md has all rungs; docs/ladder.py draws them.
+240 runs, 180 of them to choose rates; 16 minutes, two processes. Nats per character: each token alone 2.487, without
+residual connections 2.632, without positions 2.332, with learned ones 2.012, with rotary ones 1.948. docs/ladder.md has
+all rungs; docs/ladder.py draws them.
 """
 
 import itertools

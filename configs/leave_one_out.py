@@ -1,9 +1,11 @@
 """The ladder, read from the top: the whole transformer on tinyshakespeare without one of its elements; ten models.
 
 python launch.py --config configs/leave_one_out.py --workdir runs/leave_one_out
-170 runs, not run yet. `whole`, the
-reference, has every element of Turner 2023 that configs/ladder.py adds, up to learned positions. Each other arm lacks
-one of them, or has another in its place. docs/ladder.py draws it.
+170 runs, 17 minutes, two processes. `whole`, the reference, has every element of Turner 2023 that configs/ladder.py
+adds, up to learned positions. Each other arm lacks one of them, or has another in its place. Nats per character that
+are lost without attention to other tokens 0.48, residual connections 0.48, positions 0.32, the second matrix 0.20, the
+MLP 0.16, values 0.15; with rotary positions 0.06 are gained, and the norm and several heads are undecided
+(docs/ladder.md).
 """
 
 import operator

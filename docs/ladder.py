@@ -32,10 +32,10 @@ WITHOUT = {
     "no_attention": "attention to other tokens",
     "no_residual": "residual connections",
     "no_positions": "positions",
-    "no_mlp": "MLP",
-    "no_norm": "token norm",
-    "no_values": "values V",
     "one_matrix": "the second matrix of the score",
+    "no_mlp": "MLP",
+    "no_values": "values V",
+    "no_norm": "token norm",
     "one_head": "heads (one of 64 features)",
     "rotary": "learned positions (rotary instead)",
 }
