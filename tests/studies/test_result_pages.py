@@ -14,7 +14,7 @@ import pytest
 import study_folder
 import tiny
 
-from configs import ladder, leave_one_out, positions, qk_synthetic, qk_widths
+from configs import ladder, leave_one_out, positions, qk_heads, qk_matched, qk_positions, qk_synthetic, qk_widths
 from configs.arms import stochastic_depth
 from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
@@ -122,6 +122,23 @@ def test_the_steps_of_the_ladder_include_the_variance_by_tuning():
     arms = [{"values": dict(enumerate(loss + np.arange(5) * 0.001 * sign))} for loss, sign in ((2.0, 1), (1.9, -1))]
     (plain,), (wide,) = compare(arms, 0.0), compare(arms, 0.01)
     assert plain.kind == statistics.BETTER and wide.kind == statistics.OPEN and wide.interval[0] < plain.interval[0]
+
+
+def test_the_script_on_two_matrices_prints_and_draws_the_differences(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+
+    def losses(positions, score):
+        return 2 + 0.2 * (score == "tied" and positions != "none") - 0.1 * ("skew" in score) + draw.normal(0, 0.002, 10)
+
+    for config, name in ((qk_positions, "positions"), (qk_matched, "matched")):
+        write_study(tmp_path / name, config.get_config(), losses)
+    write_study(tmp_path / "heads", qk_heads.get_config(), lambda *_: draw.uniform(0.5, 1, 10))
+    rows = run_script("qk", tmp_path, monkeypatch, *(tmp_path / name for name in ("heads", "positions", "matched")))
+    names = ["learned", "rotary", "relative, buckets", "ALiBi", "none (causal mask)", "learned", "rotary"]
+    assert [row[0] for row in rows] == names
+    assert [row[2].startswith("**+") for row in rows] == [True] * 4 + [False] + [True] * 2
+    assert [sum(cell.startswith("**-") for cell in row) for row in rows] == [2] * 5 + [1] * 2  # those of rank 2
+    assert not any("**" in row[-1] for row in rows)  # two matrices, not to itself
 
 
 def test_the_script_on_widths_and_steps_finds_the_surface_of_the_differences(tmp_path, capsys):
