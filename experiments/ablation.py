@@ -64,9 +64,10 @@ def run(
     """Train the runs that are not finished, and write the report. If the folder is None, only print the plan.
 
     Several processes, also on several machines, can work in the same folder: each program is trained by one of them.
-    earlier_study: a folder whose spread over seeds gives the power of this study. device, devices: arguments of
-    runs.make_mesh. target, json_file: of dry_runs.compile_and_report. Raises UserError if the setting `seed` is
-    changed, or if this process belongs to a group of several.
+    Return the folder, its report.json and the figures; None if only the plan is printed. earlier_study: the folder of a
+    study, whose standard deviations over seeds give the power of this study. device, devices: `device` and `chips` of
+    runs.make_mesh. target, json_file: `target` and `file` of dry_runs.compile_and_report, for the plan. Raises
+    UserError if the setting `seed` is changed, or if this process belongs to a group of several.
     """
     study, seed = studies.read(settings), settings.seed
     errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
@@ -100,9 +101,10 @@ def run(
 def show_plan(
     settings: configs.Settings, session: programs.Session, earlier_study: pathlib.Path | None
 ) -> list[programs.Checked]:
-    """Print the compiled programs, each of several runs, and the power of the seeds. Return the programs.
+    """Print a line for each program, which trains several runs at once, and the power of the study's seeds.
 
-    Those of tuning come first. earlier_study: a folder whose runs give the standard deviations for the power.
+    Return the checked programs, those of tuning first. earlier_study: the folder of a study, whose runs give the
+    standard deviations for the power; None: there is no such study.
     """
     study = session.study
     tuning_programs = group(studies.runs(settings, tuning.trials(study)), session, tuning=True)
@@ -152,7 +154,7 @@ def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = 
 
 
 def check_all(waiting: list[studies.Program], session: programs.Session) -> list[programs.Checked]:
-    """Check that these programs can be trained, and print new lines of their experiments about the data."""
+    """Check and return the programs. Print each line of their experiments about the data once."""
     checked = []
     for program in waiting:
         session.requests.raise_if_requested()
@@ -180,7 +182,7 @@ def train_all(
     sources: dict[str, str],
     later: Sequence[programs.Checked] = (),
 ) -> None:
-    """Train these programs, or wait until another process has.
+    """Train these programs. If another process trains one of them, wait until it has finished.
 
     sources: the SHA-256 of the user's files, by name. later: programs that are trained after these.
     """

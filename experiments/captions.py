@@ -36,7 +36,7 @@ def spell_name(name: str) -> str:
 
 
 def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
-    """Return the letters, and the captions of all classes as ids of letters, w_CL.
+    """Return all letters as one text, and the captions of the classes as ids of letters, w_CL (int32).
 
     Id 0 is the newline, which ends each caption and pads it to L letters.
     """
@@ -92,7 +92,7 @@ def prepare(
 
 
 def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batches.Fetch:
-    """Return a `fetch` that adds captions: the letters that the model reads, w_BL, and its targets.
+    """Return a `fetch` whose batches have the patches v_BSP, the letter ids w_BL that the model reads, and its targets.
 
     target_BN has all letters, the first at the last patch; weight_BN is 1 for letters up to the first newline. Raises
     UserError if image.augment mixes images.
@@ -113,7 +113,10 @@ def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batche
 
 
 def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
-    """Return a function (params, v_BSP) -> w_BL, which writes captions letter by letter, the most likely."""
+    """Return a function (params, v_BSP) -> w_BL that writes captions, each time the most likely letter.
+
+    logits: (params, batch) -> l_BNW, the logits of the letters.
+    """
 
     @jax.jit
     def write(params: Any, v_BSP: jax.Array) -> jax.Array:
@@ -137,7 +140,7 @@ def figures(
     folder: pathlib.Path,
     rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
-    """Yield the share of names without a wrong letter, loss curves, and captions of held-out images."""
+    """Yield {"eval/names_right": share of names without a wrong letter}; then files: loss curves, sample captions."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     write, held_out = make_writer(work.apply, patches, L), work.task.evaluation

@@ -96,9 +96,9 @@ def finish(
     table: Callable[[], tuple[Sequence[str], Sequence[Sequence]]],
     draw: Callable[[pathlib.Path], pathlib.Path] | None = None,
 ) -> str:
-    """Write the requested files, print the lines with one for each file, and return them.
+    """Write the requested files. Print the lines and a line about each file, and return all of them as one text.
 
-    table: returns the header and the rows of the CSV file. draw: writes the figure into a file.
+    table() -> the header and the rows of the CSV file. draw(file) writes the figure and returns its path.
     """
     lines = list(lines)
     if files.table:
@@ -119,7 +119,7 @@ def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib
 
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """Write a CSV file with this header and these rows, which may be shorter. Return a line about it."""
+    """Write a CSV file. Empty cells fill rows that are shorter than the header. Return a line about the file."""
     padded = ([*row, *[""] * (len(header) - len(row))] for row in rows)
     disk.write_new(file, disk.as_csv([header, *padded]))
     return f"wrote {len(rows):,} rows to {file}"
@@ -139,7 +139,7 @@ def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
 
 
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
-    """Parse the flags: one for each argument of the tool, with its default. If this is (), the flag may be repeated.
+    """Return {argument of the tool: value of its flag in argv, or else its default}. A flag with default () may repeat.
 
     help: texts in addition to HELP. positional: the argument that gets all arguments without a flag; "": an error.
     """

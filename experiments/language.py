@@ -88,7 +88,7 @@ def prefix_length(t: configs.Settings) -> int:
 
 
 def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
-    """Return the loss of the settings (losses.choose_token_loss)."""
+    """Return the loss function of train.loss and text.objective (see losses.choose_token_loss)."""
     sparse = settings.text.objective != "causal"
     return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
 
@@ -147,7 +147,7 @@ def describe_head(settings: configs.Settings, W: int) -> list[str]:
 
 
 def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
-    """Return the function batch -> arguments of the model. mask: for batches without padding."""
+    """Return the function batch -> {argument of the model: value}. mask: for batches without padding."""
     is_flax = bool(m.flax)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:
@@ -177,7 +177,7 @@ def check_documents(settings: configs.Settings, mesh: Mesh) -> None:
 
 
 def make_data(settings: configs.Settings, cut: Callable, corpus: corpora.Corpus) -> dict[str, Any]:
-    """Return the fields of the Task with the windows of both splits. cut: (token_T, evaluation=False) -> examples."""
+    """Return {field of Task: value} with the windows of both splits. cut: (token_T, evaluation=False) -> examples."""
     N, examples = settings.text.N, (cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True))
     return splits.make_splits(settings, *examples, tokens=N, stride=N + 1)
 
@@ -238,7 +238,7 @@ def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: m
 
 
 def fill_windows(corpus: corpora.Corpus, work: runs.Work, params: Any) -> str:
-    """Return a text with held-out windows: masked (as _), filled in by the model, and true."""
+    """Return FILLED held-out windows as one text, each masked (as _), filled in by the model, and as it really is."""
 
     def decode_each(token_N: np.ndarray) -> list[str]:
         return [corpus.tokenizer.decode([token]).replace("\n", "⏎") for token in token_N]

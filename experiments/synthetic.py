@@ -67,7 +67,7 @@ def figures(
 ) -> list[pathlib.Path]:
     """Draw the curves of loss and accuracy, and the attention weights of one held-out example.
 
-    The curves of induction include the scores of the heads that have the largest ones at the end.
+    For the task induction, the curves include the scores of the heads whose scores are largest at the end.
     """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 

@@ -165,9 +165,10 @@ def make_translator(model: models.Model, subwords: pairs.Subwords, *, N: int, ba
 
 
 def score(translations: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
-    """Return chrF and BLEU of the greedy and beam translations, and of a baseline.
+    """Return {"eval/chrf_greedy", "eval/bleu_beam", "baseline/chrf", ...: score from 0 to 100}.
 
-    The baseline "translates" each sentence by a reference of the next one.
+    references: all reference translations of each sentence. The baseline "translates" each sentence by a reference of
+    the next one.
     """
     texts = {f"eval/{{}}_{name}": texts for name, texts in translations.items()}
     texts["baseline/{}"] = [others[0] for others in references[1:] + references[:1]]

@@ -110,6 +110,7 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`.
 
     A value of another setting is suggested with it: "model.relative_position=rotary". Opposites are not similar.
+    Return "" if no name is similar.
     """
     allowed, plain = list(allowed), _simplify(name)
     values = [entry.partition("=") for entry in translate(name) if "=" in entry]
@@ -144,7 +145,7 @@ def is_reader(source: str) -> bool:
 
 
 def candidates(module: Any) -> dict[str, Any]:
-    """Return the variants of a module: its public attributes that are named tuples with a field `init`."""
+    """Return {name: variant} of a module: its public attributes that are named tuples with a field `init`."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -155,9 +156,9 @@ def candidates(module: Any) -> dict[str, Any]:
 def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") -> Any:
     """Return the allowed variant called `name`, or import the user's, "my_file:my_variant".
 
-    The user's is accepted if the allowed variants are functions or tuples of functions, and must have their form. kind:
-    a noun for the variants, and setting: the setting if it has another name, for messages. Raises UserError if the name
-    is unknown or the user's variant is invalid.
+    The user's variant must have the form of the allowed ones, and is accepted only if these are functions or tuples of
+    functions. For messages: kind is a noun for the variants; setting is the setting's key if that noun does not name
+    it. Raises UserError if the name is unknown or the user's variant is invalid.
     """
     if name in allowed:
         return allowed[name]
@@ -195,7 +196,8 @@ def _as_variant(label: str, variant: Any, example: Any) -> Any:
 def import_user_module(kind: str, name: str, module: str, *attributes: str) -> ModuleType:
     """Import a module of the user's. Raises UserError if it fails, or if it lacks one of these attributes.
 
-    The module may be in the working directory, in the folder of the config, or installed.
+    The module may be in the working directory, in the folder of the config, or installed. kind, name: what the config
+    names, for messages, such as "norm" and "my_file:my_norm".
     """
     _search_working_directory()
     label = f'the {kind} "{name}" cannot be imported'
@@ -256,9 +258,9 @@ def user_errors(
 ) -> Iterator[None]:
     """Context manager: convert an exception of the user's code into a UserError, "LABEL: my_file.py, line 3: ...".
 
-    Errors of ours and KeyboardInterrupt pass unchanged. all_is_users: whether the block runs only the user's code. If
-    False, only exceptions whose traceback has a line of the user's files are converted. explain: returns the sentence
-    about an exception; None: `describe_error`.
+    UserError, RunError and KeyboardInterrupt pass unchanged. all_is_users: whether the block runs only the user's code.
+    If False, only exceptions whose traceback has a line of the user's files are converted. explain: returns the
+    sentence about an exception; None: `describe_error`.
     """
     try:
         yield

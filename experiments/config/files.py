@@ -50,10 +50,11 @@ def find_config(path: str) -> str:
 
 
 def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
-    """Return the config of a `.py` file (its get_config()) or of a `.json` file: {key: value}, or a run's config.json.
+    """Return the config of a `.py` file (its get_config()) or of a `.json` file.
 
-    The folder of a `.py` is the last place from which the user's modules are imported; the folder of a `.json` is not
-    searched. Raises UserError if a `.json` names code, except in `explicit`, the keys that the command line sets.
+    A `.json` file has {key: value}, or is a run's config.json. The folder of a `.py` becomes the last place from which
+    the user's modules are imported; the folder of a `.json` does not. explicit: the settings of the command line, {key:
+    value}. Raises UserError if another setting of a `.json` names code.
     """
     file = pathlib.Path(path)
     errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))
@@ -68,7 +69,7 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
 
 
 def _from_json(file: pathlib.Path, explicit: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Return the config in a JSON file. Raises UserError if it names code, except of the keys `explicit`."""
+    """Return the config in a JSON file. Raises UserError if a key that is not in `explicit` names code."""
     try:
         saved = json.loads(disk.read_bytes(file))
         values = dict(saved.get("config", saved))

@@ -60,7 +60,10 @@ def _lists(value: Any) -> Any:
 
 
 def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
-    """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults."""
+    """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults.
+
+    of: for a study, the experiment that its runs train, or a config of that experiment.
+    """
     for key, name in zip(EXPERIMENT_KEYS, (experiment, of), strict=True):
         if not isinstance(name, ml_collections.ConfigDict):
             check_type(key, name, str)
@@ -106,7 +109,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
 
 def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
-    """Assign the values, by key, that the config does not have. Return their keys. Raises UserError as `assign`.
+    """Assign the values, key -> value, that differ from the config's. Return their keys. Raises UserError as `assign`.
 
     A value that the config derives from others (K = D // H) stays derived.
     """
@@ -256,7 +259,7 @@ class Settings:
         file: str = "",
         explicit: Iterable[str] = (),
     ):
-        """defaults: a config with the same keys; None: those of the experiment, which may be code of the user's.
+        """defaults: a config with the same keys; None: the experiment's, which may execute the user's code.
 
         file: the config file. explicit: keys set on the command line.
         """
@@ -293,8 +296,8 @@ class Settings:
     def list_chosen(self) -> set[str]:
         """Return the keys whose values the user chose.
 
-        These are all keys that the command line, or an arm or condition of a study, sets. Of the config, they are the
-        keys with another value than the default, or than the one derived from other settings (F from D).
+        These are all keys that the command line, or an arm or condition of a study, sets. From the config
+        file, they are the keys whose value is neither the default nor derived from other settings (F from D).
         """
         return {*self._explicit, *update(copy.deepcopy(self._base), flat(self._values))}
 
@@ -307,7 +310,7 @@ class Settings:
         return self._defaults
 
     def sources(self) -> dict[pathlib.Path, str]:
-        """Return the paths of the user's code that these settings use, with a file name for a copy of each.
+        """Return {path: name for a copy} of the files of the user's code that these settings use.
 
         These are the config, the modules that settings name ("my_file:my_score"), and other imported modules from the
         folders of these.

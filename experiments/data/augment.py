@@ -106,7 +106,10 @@ def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Re
 
 
 class Kind(NamedTuple):
-    """An augmentation, its default amount, and the allowed amounts for images with this shorter side."""
+    """An augmentation: its function, default amount, and allowed amounts, as a text and as a test.
+
+    is_allowed(amount, side): side is the shorter side of the images in pixels. mixes: whether it mixes two images.
+    """
 
     change: Callable[[np.ndarray, float, np.random.Generator], Result]
     default: float
@@ -126,7 +129,10 @@ KINDS = {
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Result]:
-    """Return a function that makes the changes of image.augment. Raises UserError if one does not suit Y x X pixels."""
+    """Return a function that makes the changes `names` (image.augment) in their order.
+
+    Raises UserError if one does not suit images of Y x X pixels, or if two of them mix images.
+    """
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
     errors.refuse((len(mixing) > 1, f"{KEY} mixes images by {' and by '.join(map(str, mixing))}. Keep one of them."))
@@ -144,7 +150,8 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
 def parse(name: str, side: int) -> tuple[Kind, float]:
     """Return the augmentation and the amount of "crop:4" or "crop", or the user's function "my_file:my_augment".
 
-    Raises UserError if the augmentation is unknown, or the amount does not suit an image with this shorter side.
+    Raises UserError if the augmentation is unknown, or if the amount does not suit images whose shorter side has `side`
+    pixels.
     """
     word, colon, number = name.partition(":")
     is_users = word not in KINDS and by_name.CODE.fullmatch(name)

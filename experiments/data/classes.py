@@ -32,11 +32,11 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
 
 
 def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
-    """Return the files of each part of a folder with their classes, its folders of classes, and lines for the user.
+    """Return ({part: its files, labelled}, [(folders above classes, the classes in them), ...], lines to print).
 
-    The first is {part: files}, with TRAIN first, and only TRAIN if folders define no parts. path/train/cat/2019/a.jpg
-    has the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are left out, unless there are
-    no others. The second is a list of (folders above classes, the classes in them). Raises UserError as `name_parts`.
+    path: a folder. files: its files. TRAIN is the first part, and the only one if folders define no parts.
+    path/train/cat/2019/a.jpg gets the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are
+    left out, unless there are no others. Raises UserError as `name_parts`.
     """
     inside = [{step.lower() for step in file.inside.parts[:-1]} & UNLABELLED for file in files]
     labelled, lines = [file for file, steps in zip(files, inside, strict=True) if not steps], []
@@ -58,9 +58,9 @@ def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, 
 
 
 def first_level(files: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:
-    """Return the first level of folders, from `at` on, with several folders.
+    """Return the first level, from `at` on (0: the top), on which the files are in several folders.
 
-    A single folder also counts if it is one of `classes`, or if it contains files itself.
+    A level with a single folder also counts if this is one of `classes`, or if it contains files itself.
     """
     names = {file.inside.parts[at] for file in files}
     single = len(names) == 1 and not names & {*classes}
@@ -75,10 +75,10 @@ def part_of(name: str) -> str:
 
 
 def name_parts(path: pathlib.Path, tops: dict[str, list[data_files.File]], at: int) -> dict[str, str]:
-    """Return the part of each of these folders, {} if the folders are classes.
+    """Return {folder: its part} for the folders of the level `at`, or {} if they are classes.
 
-    All files of a part are in folders inside it. A training part is recognised next to another part, or by its bare
-    name (train). Raises UserError if folders may be parts or classes.
+    tops: the files in each of these folders. All files of a part are in folders inside it. A training part is
+    recognised next to another part, or by its bare name (train). Raises UserError if folders may be parts or classes.
     """
     below = {}  # names of the folders inside each folder that have files
     for top, group in tops.items():

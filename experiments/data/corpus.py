@@ -42,7 +42,8 @@ class Mapped:
 class Mixture:
     """Token ids of several texts, each repeated until it has its share of the tokens, indexed like an array.
 
-    The text that needs it least is there once. separator: an id between two texts and two repetitions; None: no id.
+    The text with the most tokens for its share occurs once. separator: an id between two texts and two
+    repetitions; None: no id.
     """
 
     def __init__(self, texts: Sequence[np.ndarray | Mapped], shares: Sequence[float], separator: int | None):
@@ -155,7 +156,7 @@ def encode_shares(
 ) -> tuple[Mixture, list[str]]:
     """Return the training ids of several texts with their shares, and a line about each. Raises UserError as `encode`.
 
-    sources: of text.load_all.
+    sources: (text, share) pairs, as text.load_all returns them.
     """
     texts, names = [encode(tokenizer, source.train) for source, _ in sources], [source.name for source, _ in sources]
     if empty := [name for name, id_T in zip(names, texts, strict=True) if not len(id_T)]:
@@ -171,8 +172,8 @@ def encode(tokenizer: tokenization.Tokenizer, part: text.Part) -> np.ndarray | M
     """Return the token ids of a part of a text.
 
     The ids of a part of at least text.LARGE bytes are in a file of the cache folder, which one process writes once.
-    The file's name is a digest of the text and of the tokenizer's files, unless no file restores it: then the ids are
-    in memory. Raises UserError if it cannot be written.
+    The file's name is a digest of the text and of the tokenizer's files. If no file restores the tokenizer,
+    the ids are in memory. Raises UserError if the file cannot be written.
     """
     if part.size < text.LARGE or not tokenizer.can_restore:
         return tokenizer.join(part)

@@ -89,7 +89,10 @@ def is_data(inside: pathlib.PurePath) -> bool:
 
 
 def find(source: str, alternatives: str, hint: str = "") -> list[File]:
-    """Return the file at a path, or the files of a folder. Raises UserError, with `alternatives`, if it is missing."""
+    """Return the file at a path, or the files of a folder. Raises UserError if the path does not exist.
+
+    alternatives: the other values that are allowed for `source`. hint: the end of the message.
+    """
     path = pathlib.Path(os.path.expanduser(source))
     if not source or not os.path.exists(path):
         raise errors.UserError(f"{source!r} is neither {alternatives} nor a path that exists ({path.absolute()}){hint}")
@@ -264,10 +267,10 @@ def used_parts(parts: Mapping[str, Any]) -> list[Any]:
 def split_rows(
     name: str, by_name: Mapping, files: list[File], rows: Callable, *, form: str, share: float, key: Callable = str
 ) -> Rows:
-    """Return all `rows(file)` in two parts: those of `by_name` (`split_by_names`), or if it is empty, by content.
+    """Return the rows of the files in two parts: those of `by_name` (`split_by_names`), or if it is empty, by content.
 
-    By content, about this share of the rows is held out; rows whose first texts have the same `key` stay together.
-    form: what the rows are, for messages. Raises UserError if a part has no row.
+    rows(file) yields pairs of texts. By content, about this share of the rows is held out; rows whose first texts have
+    the same `key` stay together. form: what the rows are, for messages. Raises UserError if a part has no row.
     """
     used = used_parts(by_name) if by_name else [files]
     parts = [[row for file in group for row in rows(file)] for group in used]

@@ -130,7 +130,7 @@ def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dic
 
 
 def check(file: str | pathlib.Path, name: str, valid: bool, allowed: str, value: Any) -> None:
-    """Raise UserError unless the field of the file is valid."""
+    """Raise UserError unless `valid`: the field `name` of the file has this value, but must be `allowed`."""
     errors.refuse((not valid, f"{file}: {name} is {str(value)[:60]}, but must be {allowed}."))
 
 

@@ -83,7 +83,7 @@ def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tupl
 
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
-    """Return a folder's image files by their part, () for class names, and lines about files that are left out.
+    """Return ({part: image files of the folder}, (), lines about files left out). Labels of files give the classes.
 
     Raises UserError if there is no image, and for a class that has only images of unsupported formats.
     """
@@ -145,10 +145,10 @@ def open_image(rows: Any, number: int, column: str) -> BinaryIO:
 
 
 def read(images: Sequence[data_files.File], size: int) -> np.ndarray:
-    """Return image_BYXZ (uint8) of these files: Z is 1 if all are grey, else 3. size: of a side, 0 to keep it.
+    """Return image_BYXZ (uint8) of these files: Z is 1 if all are grey, else 3.
 
-    Many images are mapped from a file in the cache folder. Raises UserError for a damaged file, images of different
-    sizes, or a full disk.
+    size: pixels of a side; 0: keep it. Many images are mapped from a file in the cache folder. Raises UserError for a
+    damaged file, images of different sizes, or a full disk.
     """
     versions = [[file.name, file.size, file.version or os.stat(file.name).st_mtime_ns] for file in images]
     digest = hashlib.sha256(json.dumps([VERSION, size, os.getcwd(), versions]).encode()).hexdigest()
@@ -215,7 +215,7 @@ def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:
     """Yield function(file) of each file, computed on all cores for `chunk` files at a time.
 
-    Raises UserError that lists all files for which the function does.
+    Raises one UserError with the messages of all files for which the function raises a UserError.
     """
 
     def call(file: data_files.File) -> Any:

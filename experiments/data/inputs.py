@@ -83,7 +83,10 @@ def read_images(source: str) -> Inputs:
 
 
 def read_image_set(source: str) -> Inputs:
-    """Return one image file, or the images of a source in the formats of image.source. Raises UserError as these do."""
+    """Return one image file, or the images of a source in the formats of image.source.
+
+    Raises UserError as `read_images`, images.read_arrays, images.combine and image_folder.find_parts do.
+    """
     path = pathlib.Path(source).expanduser()
     if path.is_file() and path.suffix.lower() in image_folder.ENDS:
         return read_images(source)

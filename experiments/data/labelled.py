@@ -67,7 +67,9 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
-    """Return the rows without "nan", or among numbers words such as "none". Count these words in `missing`.
+    """Return the data without rows of the class "nan", or, if other classes are numbers, of words such as "none".
+
+    Count the rows that are left out in `missing`, by class.
 
     Raises UserError if the classes are numbers with decimals.
     """
@@ -87,7 +89,7 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
 
 
 def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], list[str]]:
-    """Return the text files with their classes, those of each part ({}: folders define no parts), and lines.
+    """Return (text files with their classes, {part: its files}, lines to print); {} if folders define no parts.
 
     Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out.
     """

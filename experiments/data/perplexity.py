@@ -34,7 +34,7 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
 
 
 def find_difference(tokenizer: tokenization.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
-    """Return the first difference between a text and its decoded ids; '' if there is none in `most` characters."""
+    """Return the first difference between a text and its decoded ids; '' if the first `most` characters have none."""
     if isinstance(tokenizer, tokenization.Plain) and tokenizer.kind == "bytes":  # also for text that is not UTF-8
         return ""
     decoded = tokenization.decode_pieces(text)
@@ -51,9 +51,10 @@ def find_difference(tokenizer: tokenization.Tokenizer, text: Iterable[bytes], mo
 
 
 def measure(nats: float, *, tokens: int, text: Size) -> dict[str, float]:
-    """Return nats per token, bits per byte, nats / (ln 2 bytes), and perplexities exp(nats / tokens or words).
+    """Return {"nats_per_token", "bits_per_byte", "token_perplexity", "word_perplexity": value}.
 
-    nats: -sum ln p of all tokens. The word perplexity is left out if no spaces separate the words (LONGEST).
+    Bits per byte are nats / (ln 2 bytes), perplexities exp(nats / tokens) and exp(nats / words). nats: -sum ln p
+    of all tokens. The word perplexity is left out if no spaces separate the words (LONGEST).
     """
     logs = {"token_perplexity": nats / tokens}
     logs |= {"word_perplexity": nats / text.words} if text.bytes <= LONGEST * text.words else {}

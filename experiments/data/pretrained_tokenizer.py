@@ -45,7 +45,7 @@ class OfRun(tokenization.Plain):
 
 
 class Published(tokenization.Tokenizer):
-    """A `tokenizers.Tokenizer`. roles: the names of the special tokens bos, eos, mask, pad and between (documents)."""
+    """A `tokenizers.Tokenizer`. roles: {bos, eos, mask, pad, between (documents): name of the token or None}."""
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -85,7 +85,7 @@ class Published(tokenization.Tokenizer):
 
 
 class Users(tokenization.Tokenizer):
-    """The tokenizer `theirs` of the user's function with this name. No file restores it."""
+    """The tokenizer `theirs`, which the user's function `name` has returned. No file restores it."""
 
     can_restore = False
 
@@ -119,7 +119,8 @@ def make(
 ) -> tokenization.Tokenizer:
     """Return the tokenizer that text.tokenizer names.
 
-    It is one of tokenization.KINDS, a BPE ('bpe:8192'), the user's function ('my_file:words'), or a path.
+    It is one of tokenization.KINDS, a BPE ('bpe:8192'), the user's function ('my_file:words'), or a path. text,
+    specials, evaluation: as in tokenization.make.
     """
     if W := bpe.size(name):
         return read(bpe.find_or_train(text, W=W, specials=specials))
@@ -234,7 +235,7 @@ def list_names(value: Any) -> Iterator[Any]:
 
 
 def convert(path: pathlib.Path, config: Mapping[str, Any], reason: str) -> dict[str, bytes]:
-    """Return the files of the tokenizer that transformers reads. reason: what only transformers reads."""
+    """Return {file name: content} of the tokenizer, read by transformers. reason: why only transformers can read it."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
     with data_files.require_extra(f"{path} ({reason})"):
         import transformers

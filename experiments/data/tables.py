@@ -103,7 +103,7 @@ def kind(file: data_files.File) -> Callable[..., Iterator[Row]] | None:
 
 
 def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.File] = ()) -> list[data_files.File]:
-    """Return the tables, or else `in_folders`. A .json may only describe other files, so others come first."""
+    """Return the tables that are not .json, or else `in_folders`, else the .json files, which may describe others."""
     tables = [file for file in files if kind(file)]
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 

@@ -231,13 +231,13 @@ def divide(name: str, texts: Sequence[Source]) -> Text:
 
 
 def select_rows(text: Source, bound: bytes, low: bool) -> Source:
-    """Return a table with its rows on one side of the bound (low: below it)."""
+    """Return a table with the rows whose digests are below the bound (low), or the rows with the other digests."""
     digest = hashlib.sha256(text.digest + bound + bytes([low])).digest()
     return text._replace(read=functools.partial(join, text.rows, bound, low), digest=digest)
 
 
 def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
-    """Yield the rows on one side of the bound, joined to larger pieces, with NUL between two rows."""
+    """Yield the rows of `select_rows`, joined to larger pieces, with NUL between two rows."""
     selected = (row for row in rows() if (data_files.digest(row) < bound) == low)
     for number, batch in enumerate(tokenization.gather(selected, data_files.CHUNK)):
         yield SEPARATOR * (number > 0) + SEPARATOR.join(batch)

@@ -124,7 +124,7 @@ class Tokenizer:
 
 @dataclasses.dataclass
 class Plain(Tokenizer):
-    """A tokenizer of bytes or of `characters`. Each has an id, and so has each special token, in order, after them."""
+    """A tokenizer with an id for each byte or each of `characters`. The ids of the special tokens follow, in order."""
 
     kind: str
     characters: str
@@ -226,7 +226,10 @@ def to_list(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
-    """Yield the pieces of a text as characters. Raises UserError if it is not UTF-8; for a text.Part, with the file."""
+    """Yield the pieces of a text as characters. Raises UserError if it is not UTF-8.
+
+    If the text is a text.Part, the message names its file.
+    """
     decoder, document = codecs.getincrementaldecoder("utf-8")(), 0
     for piece in itertools.chain(text, [b""]):
         try:

@@ -45,14 +45,14 @@ def format_scores(translations: Sequence[str], references: Sequence[Sequence[str
 
 
 def compute(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[Any, Any]]:
-    """Return each score of sacrebleu, by name, and the metric that computed it."""
+    """Return {name: (score of sacrebleu, the metric that computed it)}."""
     inputs = list(translations), [list(sentences) for sentences in itertools.zip_longest(*references)]
     chosen = metrics(choose_tokenizer(references))
     return {name: (metric.corpus_score(*inputs), metric) for name, metric in chosen.items()}
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
-    """Return the metrics by name. tokenizer: of sacrebleu, for BLEU. Raises UserError if `sacrebleu` is missing."""
+    """Return {name: metric of sacrebleu}. tokenizer: its name, for BLEU. Raises UserError if sacrebleu is missing."""
     with data_files.require_extra("a score (chrF, BLEU)", extra="text"):
         from sacrebleu import metrics as library
     # force: without it, 100 sentences that end in " ." print a warning

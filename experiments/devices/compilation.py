@@ -147,7 +147,7 @@ def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
 
 
 def _count(jaxpr: Any, outside_kernels: bool) -> int:
-    """Return the FLOPs of the matrix products in a jaxpr. outside_kernels: whether those outside Pallas count."""
+    """Return the FLOPs of the matrix products in a jaxpr. outside_kernels: also outside Pallas kernels."""
     total = 0
     for equation in jaxpr.eqns:
         is_kernel = equation.primitive.name == "pallas_call"
@@ -177,7 +177,8 @@ def device_bytes(tree: Any) -> int:
 def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
     """Return the speed of large float32 matrix products on these devices, in FLOP/s: the best of a few repeats.
 
-    It is that of one device times their number. All "devices" of a CPU share one processor, which one product fills.
+    One device is measured, and its speed multiplied by their number. This number counts as 1 on a CPU, whose "devices"
+    share one processor.
     """
     device = devices.local_devices[0]
     size, count = (1536, 1) if device.platform == "cpu" else (8192, devices.size)
@@ -213,7 +214,7 @@ def check_step(compiled: Any, mesh: Mesh) -> None:
 
 
 def _check_memory(label: str, needed: int, mesh: Mesh, limit: int | None, remedy: str) -> None:
-    """Raise UserError if a device needs more bytes than the limit. None: CPU devices share the memory of the host."""
+    """Raise UserError if a device needs more bytes than the limit; None: than its share of the host's free memory."""
     devices = len(mesh.local_devices) if limit is None else 1
     label += f" on {devices} devices with a shared memory" * (devices > 1)
     disk.check_memory(label, needed * devices, limit, remedy)

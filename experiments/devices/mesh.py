@@ -31,13 +31,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that can change a number."""
+    """Return {package: version} of the packages on which the numbers of a run can depend."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 @functools.cache
 def processor() -> str:
-    """Return the model of this machine's processor."""
+    """Return the model name of this machine's processor."""
     with contextlib.suppress(OSError):
         if model := re.search(r"^model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE):
             return model[1]
@@ -50,7 +50,7 @@ def shape(mesh: Mesh) -> str:
 
 
 def describe(mesh: Mesh, chips: Sequence[Any] | None = None) -> str:
-    """Return the versions, the backend and the mesh in one line. chips: target devices; None: those of JAX."""
+    """Return the versions, the backend and the mesh in one line. chips: the devices to compile for; None: JAX's."""
     software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
     used = f"{mesh.size} of {len(jax.devices() if chips is None else chips)} devices"
     kinds = [mesh.devices.flat[0].device_kind, *([processor()] if chips is None else [])]

@@ -19,7 +19,7 @@ HELP = {
 
 
 def run(functions: list[str], *, topology: str = "", json: str = "", example: str = "example") -> None:
-    """Compile the one function in `functions`. Raises UserError for a mistake in it, RunError if it is refused."""
+    """Compile the one function in `functions`. Raises UserError for a mistake in it, RunError if it cannot compile."""
     errors.refuse(
         (len(functions) != 1, f"write one function, such as my_file:step, not: {' '.join(functions) or 'nothing'}"),
         (json and not topology, f"--json={json} needs --topology: add it, such as --topology=v5e-1"),

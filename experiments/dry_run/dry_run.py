@@ -48,7 +48,7 @@ def compile_and_report(
 ) -> None:
     """Compile programs for the target (None: this machine), print memory and collectives, and write the JSON `file`.
 
-    parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if a program is refused.
+    parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if the compiler refuses one.
     """
     records = [describe_program(program) for program in topologies.compile_programs(requests)]
     print("\n".join(report_lines(records, parts, target)), flush=True)

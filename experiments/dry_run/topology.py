@@ -109,7 +109,7 @@ def compile_programs(requests: Iterable[Request]) -> list[Program]:
 
 
 def refusal(message: str) -> str:
-    """Return why the compiler refused a program, as a phrase after "it": the memory it needs, or the first line."""
+    """Return why the compiler refused a program: "needs 20.00 GiB of memory, ...", or the first line of its message."""
     for pattern in TOO_LARGE:
         if match := re.search(pattern, message):
             numbers = zip(match.groups()[::2], match.groups()[1::2], strict=True)

@@ -19,9 +19,10 @@ FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments:
 
 
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
-    """Return the request to compile the user's function `name`, "my_file:step". example: its maker of arguments.
+    """Return the request to compile the user's function `name`, "my_file:step".
 
-    Raises UserError, with the user's file and line, if the code fails or cannot be traced for these arguments.
+    example: name of the function that makes its arguments. Raises UserError, with the user's file and line, if the code
+    fails or cannot be traced for these arguments.
     """
     module_name, _, attribute = name.partition(":")
     form = f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
@@ -49,7 +50,7 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
 
 
 def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple:
-    """Return the arguments with a jax.ShapeDtypeStruct in place of each array, which is replicated.
+    """Return the arguments with a jax.ShapeDtypeStruct in place of each array; without a sharding it is replicated.
 
     Raises UserError, which begins with `label`, if a sharding has other devices than `devices`.
     """

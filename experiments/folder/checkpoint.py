@@ -36,7 +36,9 @@ NONE = Best("", "more")
 
 
 def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.keep_best") -> Best:
-    """Return the metric with its direction: of BETTER, of the user's metrics (Task.better), or less for eval/loss_....
+    """Return the metric, and which values are better: as in BETTER or `better`, or less for eval/loss_NAME.
+
+    better: name of a metric of the user's -> "more" or "less" (Task.better). key: the setting, for the message.
 
     Raises UserError for another metric: neither its name nor the user says which values are better.
     """
@@ -171,7 +173,7 @@ class Checkpoints:
 
 
 def _verify(folder: pathlib.Path, step: int, steps: Collection[int]) -> int:
-    """Return the step. Raises UserError if its checkpoint is damaged, with advice: the earlier one of these steps."""
+    """Return the step. Raises UserError if its checkpoint is damaged, and names the last earlier one of `steps`."""
     try:
         manifest.verify(folder / str(step))
     except errors.UserError as error:
@@ -207,7 +209,7 @@ def newest(folder: pathlib.Path) -> int | None:
 
 
 def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
-    """Return the step and the metrics of the best checkpoint by this metric; None if no checkpoint has the metric."""
+    """Return {"step": step, metric: value, ...} of the best checkpoint; None if no checkpoint has the metric `best`."""
     rows = ({"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder))
     row = max(rows, key=lambda row: (score(row, best), row["step"]), default={})
     return row if score(row, best) > -math.inf else None

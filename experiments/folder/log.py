@@ -177,7 +177,7 @@ class Line:
         self._paused += time.perf_counter() - began
 
     def measure(self) -> None:
-        """Measure the devices if their speed is shown. Call this while they are idle."""
+        """Measure the speed of the devices if the bar needs it to show a share of it. Call this while they are idle."""
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""

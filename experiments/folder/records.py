@@ -50,7 +50,7 @@ DATA_FORM |= {"mean": [float], "std": [float], "source": [str], "target": [str]}
 
 
 def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
-    """Return the JSON object in a file."""
+    """Return the JSON object in a file. form: of its fields (see `find_fault`)."""
     if not os.path.lexists(file):
         return {}
     with disk.reading(file):
@@ -58,7 +58,7 @@ def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
 
 
 def read_rows(file: pathlib.Path, form: Any) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line. The last line may be cut off: it has no end."""
+    """Yield the JSON object of each line. A damaged last line without a line end, which was cut off, is left out."""
     if not os.path.lexists(file):
         return
     with disk.reading(file), disk.open_regular(file) as lines:
@@ -71,7 +71,7 @@ def read_rows(file: pathlib.Path, form: Any) -> Iterator[dict[str, Any]]:
 
 
 def _parse(text: bytes, form: Any) -> dict[str, Any]:
-    """Return the JSON object of a text. Raises ValueError if it has another form, and RecursionError."""
+    """Return the JSON object of a text. Raises ValueError for another form, RecursionError for too deep nesting."""
     row = json.loads(text, parse_constant=lambda _: None)
     json.dumps(row, ensure_ascii=False).encode()  # raises ValueError for half a character, "\ud800"
     if fault := find_fault(row, form):
@@ -80,7 +80,11 @@ def _parse(text: bytes, form: Any) -> dict[str, Any]:
 
 
 def find_fault(value: Any, form: Any, key: str = "") -> str:
-    """Return what is wrong with a JSON value, as "steps = 'x' must be a whole number from 0 on"; "" if it fits."""
+    """Return what is wrong with a JSON value, as "steps = 'x' must be a whole number from 0 on"; "" if it fits.
+
+    form: a type; a range of integers; a tuple of alternatives; [form of every item] or [form of each item]; or {name:
+    form} of an object, with names as described at NULL. key: the name of the value, for the text.
+    """
     if isinstance(form, tuple):
         faults = [find_fault(value, option, key) for option in form]
         return faults[0] if all(faults) else ""

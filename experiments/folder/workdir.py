@@ -181,7 +181,7 @@ def _check_data(folder: pathlib.Path, old: Mapping[str, Any], new: Mapping[str, 
 
 
 def locate(path: str | os.PathLike) -> tuple[pathlib.Path, int | None]:
-    """Return the folder and the step that a path names: RUN, RUN/config.json or RUN/checkpoints/40."""
+    """Return a run's folder and a checkpoint's step, or None, from RUN, RUN/config.json or RUN/checkpoints/40."""
     place = pathlib.Path(os.path.expanduser(path))
     if place.parent.name == records.CHECKPOINTS and place.name.isdecimal():
         return place.parents[1], int(place.name)
