@@ -149,7 +149,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
 
 
 def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = False) -> list[studies.Program]:
-    """Group the runs into programs, each with rows for the devices along the mesh axis `seed`."""
+    """Group the runs into programs. The devices along the mesh axis `seed` share the runs of a program."""
     return studies.programs(runs, tuning=tuning, spread=session.devices.shape.get(meshes.SEED, 1))
 
 

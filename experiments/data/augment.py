@@ -165,7 +165,8 @@ def parse(name: str, side: int) -> tuple[Kind, float]:
     except ValueError:
         amount = math.nan
     if not kind.is_allowed(amount, side):
-        raise errors.UserError(f"{KEY} has {name!r}. For a side of {side} pixels, the number must be {kind.allowed}.")
+        rule = f"the number after the colon (default: {kind.default}) must be {kind.allowed}"
+        raise errors.UserError(f"{KEY} has {name!r}. For a side of {side} pixels, {rule}.")
     return kind, amount
 
 

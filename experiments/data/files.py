@@ -48,7 +48,7 @@ LISTED = 3  # names in a line
 class File(NamedTuple):
     """A file on the disk or in a zip. It is printed as its path inside the folder or zip, if it is in one."""
 
-    inside: pathlib.PurePath
+    inside: pathlib.PurePath  # path inside the folder or zip; empty if the source is this file itself
     name: str  # in messages
     size: int  # bytes, unpacked from a zip; 0 if it is not a regular file
     open: Callable[[], BinaryIO]

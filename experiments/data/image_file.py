@@ -183,7 +183,7 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
 
 
 def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the Pillow image, resized and cropped, and a text about these steps."""
+    """Return the Pillow image, resized and cropped, and a text about these steps. processor: of `load_format`."""
     steps = "not resized"
     if processor["do_resize"]:
         size, shorter = processor["size"], min(image.size)

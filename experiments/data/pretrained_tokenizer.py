@@ -207,7 +207,7 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
 
 
 def find_difference(library: Mapping[str, Any], fields: Mapping[str, Any], model_type: str | None) -> str:
-    """Return what may give other ids in transformers than tokenizer.json has alone, or '' if nothing does.
+    """Return the reason why transformers may give other ids than tokenizer.json alone, or '' if there is none.
 
     library: the content of tokenizer.json. fields: of the files next to it.
     """
