@@ -51,7 +51,7 @@ parameters; `b...` stands for their biases.
 | E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                | position.py          |
 |     | relative, inside the attention            | rotary, b_HR, buckets, alibi      | relative_position.py |
 | E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,  | mask.py              |
-|     |                                           | window, both, either              |                      |
+|     |                                           | window, documents, both           |                      |
 | E23 | X^(n) = first n columns of X^(n+1)        | start, step: cached keys, values  | kv_cache.py          |
 | E24 | p(w_n = w) = softmax(g_w^T x_{n-1})       | next_word: G_WD, b_W              | head.py              |
 |     | sampling; beam search                     | generate, search                  | generate.py, beam.py |

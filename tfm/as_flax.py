@@ -1,7 +1,7 @@
 """Flax modules, nnx and linen, from a pair (init, apply) of pure functions. The only file of tfm that imports flax.
 
 `init(key) -> params` returns a tree of named arrays, and `apply(params, *inputs)` computes a variant, a block or a
-whole model; functools.partial has bound the sizes of both. Both modules hold that tree unchanged, so it can be copied
+whole model. Bind the sizes of both with functools.partial. Both modules hold that tree unchanged, so it can be copied
 between an nnx module, a linen module, a run's checkpoint and a published model.
 
 Every leaf is a parameter for Flax. The running averages of norm.batch are leaves too: they receive no gradient, and
@@ -24,7 +24,7 @@ def _is_param(node: Any) -> bool:
 class NNX(nnx.Module):
     """nnx module `NNX(init, apply, rngs=nnx.Rngs(0))`: every array that `init` returns becomes an nnx.Param.
 
-    A call of the module calls `apply` with them. `init` receives a key of the random stream `params`.
+    A call of the module returns apply(params, *inputs, **options). `init` receives a key of the random stream `params`.
     """
 
     def __init__(self, init: Callable[..., Mapping], apply: Callable, *, rngs: nnx.Rngs):
@@ -52,7 +52,8 @@ class NNX(nnx.Module):
 class Linen(linen.Module):
     """linen module `Linen(init, apply)`.
 
-    `module.init(key, *inputs)["params"]` is the tree, and `module.apply({"params": tree}, *inputs)` computes `apply`.
+    `module.init(key, *inputs)["params"]` is the tree of `init`, and `module.apply({"params": tree}, *inputs)` computes
+    `apply`.
     """
 
     make: Callable[..., Mapping]  # `init` under another name: linen.Module has methods called init and apply

@@ -20,7 +20,7 @@ class Order(NamedTuple):
     """The order of a block's stages, as a function apply(params, x_BND, spec, call) -> (x_BND, aux).
 
     residual: True if the output of each stage is added to its input. aux is a dict of dicts, which the stages fill.
-    "cache": keys and values, "self" and, in a decoder, "cross", if call.keep or call.cache. "running": the batch
+    "cache": {"self", and in a decoder "cross"}, the keys and values, if call.keep or call.cache. "running": the batch
     statistics of norms with running averages, in training. "measures": the sums of the measures of all stages. "look":
     {name: activation} for the names in call.look:
 

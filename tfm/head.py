@@ -48,9 +48,11 @@ class Head(NamedTuple):
         sparse: bool = False,
         layout: layouts.Layout = layouts.ONE,
     ) -> dict[str, losses.Ratio]:
-        """Return {"loss": cross-entropy, "accuracy"} of the logits of x_BND (E24, E25, E27).
+        """Return {"loss": cross-entropy, "accuracy"} of the logits of x_BND, as pairs (sum, count) (E24, E25, E27).
 
-        x_BND: tokens to which `before` was applied already. sparse: True if few tokens are targets (loss.in_chunks).
+        x_BND: tokens to which `before` was applied already. target, weight: as in loss.py; one for each token, or for
+        each sequence if the head gives one prediction for a sequence. sparse: True if few tokens are targets
+        (loss.in_chunks).
         """
         logits = functools.partial(self.logits, cap=cap, layout=layout)
         if self.by_token:

@@ -15,7 +15,10 @@ from tfm import shapes
 
 
 def key(root: jax.Array, name: str) -> jax.Array:
-    """Return the random key of the child `name`: fold_in(root, crc32(name)), equal on all machines and Pythons."""
+    """Return the random key of the child `name` of a node with the key `root`: fold_in(root, crc32(name)).
+
+    The result is equal on all machines and in all versions of Python.
+    """
     return jax.random.fold_in(root, zlib.crc32(name.encode()))
 
 

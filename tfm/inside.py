@@ -1,12 +1,14 @@
 """Look inside a model: ablate and patch its activations, read its tokens early, and score its heads.
 
 All functions work on any model of this library. They call `run(edit={...}, look=(...)) -> (logits, {name: activation})`
-of a model with its inputs, for example `functools.partial(model.run, inputs)` of an open model, or
-`bind(apply, params, w_BN)`. An edit is a function (x, m) -> x of an activation x and its layer m; block.Order lists the
-names. Activations of all layers have a leading axis of M layers.
+of a model with its inputs, for example `functools.partial(model.run, inputs)` of a model from experiments.pretrained,
+or `bind(apply, params, w_BN)`. An edit is a function (x, m) -> x of an activation x and its layer m; block.Order lists
+the names. Activations of all layers have a leading axis of M layers.
 
 _, activations = run(look=("hidden",))  # of the clean text
 effect_MN = patch(lambda edit: other_run(edit=edit)[0][0, -1, answer], "hidden", activations["hidden"])
+
+Here `other_run` is the run of a corrupted text, and `answer` the token id whose logit is measured.
 """
 
 from collections.abc import Callable
@@ -18,11 +20,11 @@ import numpy as np
 from jax.tree_util import Partial
 
 Run = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
-Measure = Callable[[dict[str, Partial]], jax.Array]  # the edits of a run -> a number of it, or an array of numbers
+Measure = Callable[[dict[str, Partial]], jax.Array]  # {name: edit} -> a number or array, from a run with these edits
 
 
 def bind(apply: Callable, params: Any, inputs: Any) -> Run:
-    """Return `run` of a model of tfm.models, such as that of language_model: its `apply` with parameters and inputs."""
+    """Return `run`, as above, for these parameters and inputs. apply: of tfm.models, such as that of language_model."""
 
     def run(edit: dict | tuple[()] = (), look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
         result = apply(params, inputs, edit=edit, look=look)
@@ -64,20 +66,20 @@ def mean(x_M: jax.Array, where_M: jax.Array) -> Partial:
     """Return the edit x -> mean where where_M[m] is True, else x (mean ablation).
 
     The mean of x_M is over sequences b and tokens n, also padding: x_M is (M, B, N, D), or (M, B, H, N, V) with a mean
-    of each head. It is not for the weights `A`, whose mean over queries would see later tokens.
+    of each head. Do not use it for the weights `A`, whose mean over queries would see later tokens.
     """
     return replace(jnp.mean(x_M, axis=(1, -2), keepdims=True), where_M)
 
 
 def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> jax.Array:
-    """Return value_MI: measure(edit) with the activation at layer m and index i replaced by that of x_M.
+    """Return value_MI: `measure` with the activation `name`, at layer m and index i only, replaced by that of x_M.
 
     The index i is axis 2 of x_M: it counts tokens of `hidden`, `attention` and `mlp` (M, B, N, D), and heads of `y`,
     `q`, `k`, `v` and `A` (M, B, H, N, ...). If `measure` runs the model on a corrupted text, and x_M is of the clean
     one, this is activation patching (Vig et al. 2020; Meng et al. 2022). If x_M is the mean of `y` over texts and
-    tokens, it is the mean ablation of each head. Axes of x_M other than those of layers and of the index may have size
-    one, and then broadcast. The grid is one program, compiled at each call, which computes `batch` places at a time. If
-    `measure` returns an array, its axes follow.
+    tokens, this is the mean ablation of each head. Axes of x_M other than those of layers and of the index may have
+    size one, and then broadcast. All values are computed by one program, compiled at each call, for `batch` pairs m, i
+    at a time. If `measure` returns an array, its axes follow M and I.
     """
     M, size = x_M.shape[0], x_M.shape[2]
 
@@ -113,10 +115,10 @@ def _add(shift_M: jax.Array, x: jax.Array, m: jax.Array) -> jax.Array:
 
 
 def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
-    """Return the logits (M, ...) of the tokens after each layer, as if it were the last (nostalgebraist 2020).
+    """Return the logits (M, ...) of the tokens after each layer, as if this layer were the last (nostalgebraist 2020).
 
-    x_MBND: the activation `hidden`, or other tokens. They replace the tokens after the last layer, so the model's own
-    last norm and head read them. Each layer costs a run.
+    x_MBND: the activation `hidden`, or other tokens of its shape. They replace the tokens after the last layer, so the
+    model's own last norm and head read them. Each layer costs a run.
     """
 
     def read(x_BND: jax.Array) -> jax.Array:
@@ -126,10 +128,10 @@ def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
 
 
 def jacobian_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
-    """Return the logits (M, ...) of J_m x^(m): the first-order effect of the tokens after layer m on the last ones.
+    """Return the logits (M, ...) of J_m x^(m): the first-order effect of layer m's tokens on the last layer's tokens.
 
-    J_m is the derivative of the last layer's tokens with respect to those after layer m, for the inputs of `run`, whose
-    activations x_MBND must be. Gurnee et al. (2026) average J_m over a corpus.
+    J_m is the derivative of the tokens after the last layer with respect to the tokens after layer m. x_MBND must be
+    the activation `hidden` of `run` without edits. Gurnee et al. (2026) average J_m over a corpus.
     """
 
     def transport(m_and_x: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -158,12 +160,12 @@ def draw_repeated(key: jax.Array, *, W: int, B: int, period: int, first: int = 0
 def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
     """Return {name: score (M, H)} of the weights on texts that repeat with this period (Olsson et al. 2022).
 
-    Each of the first three is the mean weight that query n gives to one key s, over all n for which s is defined. A
-    head that always attends to this token has the score 1.
+    Each of the scores previous, duplicate and induction is the mean weight that query n gives to one key s, over all n
+    for which s is defined. It is 1 if the head always attends to this key only.
 
     * previous: s = n - 1, the token before
     * duplicate: s = n - period, the same token, one period earlier
-    * induction: s = n - period + 1 for n >= period, the token that followed that one
+    * induction: s = n - period + 1 for n >= period, the token after the duplicate
     * entropy: -sum_s A_ns ln A_ns, in nats, the mean over all queries
     """
     firsts = {"previous": (1, 1), "duplicate": (period, period), "induction": (period, period - 1)}  # n, n - s

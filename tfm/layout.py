@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes that may shard each letter of a weight (shapes.specs)."""
+        """Return {letter: the mesh axes that may shard this axis of a weight}, for shapes.specs."""
         rules = {"W": (self.vocab,)} | dict.fromkeys("FHG", (self.tensor,))
         rules |= {letter: (*rules.get(letter, ()), self.fsdp) for letter in self.letters}
         return {letter: tuple(filter(None, axes)) for letter, axes in rules.items() if any(axes)}

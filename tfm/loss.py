@@ -55,9 +55,9 @@ def _take_target(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """Return the weighted number of targets whose logit is the largest, and the sum of the weights.
 
-    Of several largest logits the first counts, as in argmax. A NaN counts as larger. The larger logits are counted as
-    floats, because a TPU then counts them while it sums the exponentials of the cross-entropy. With argmax, GPT-2's
-    step takes 7 % longer (v5e, estimated).
+    Of several largest logits the first counts, as in argmax. If a logit is NaN, its prediction is wrong. The larger
+    logits are counted as floats, because a TPU then counts them while it sums the exponentials of the cross-entropy.
+    With argmax, GPT-2's step takes 7 % longer (v5e, estimated).
     """
     logits = jax.lax.stop_gradient(logits)
     chosen, W = _take_target(logits, target, vocab), logits.shape[-1]

@@ -54,7 +54,7 @@ def _Phi(x: jax.Array) -> jax.Array:
     """Return Phi(x), the distribution function of the standard normal, with an absolute error of about eps.
 
     For x far below 0 the relative error is large, and below about -5.6 the result is 0. The error of x Phi(x) is still
-    below 1e-6 in float32. With erfc it is the same, but erfc takes twice as long.
+    below 1e-6 in float32. With erfc this error is the same, but erfc takes twice as long.
     """
     return (1 + jax.lax.erf(x * math.sqrt(0.5))) / 2
 

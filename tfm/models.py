@@ -50,8 +50,8 @@ class Model(NamedTuple):
     * step(layers, cache, w_B, n_B, mask=...) -> logits_BW of the token after w_B at positions n_B, and the new cache.
 
     layout: how the devices of the training share the model. weights: the measures of the stages that training adds to
-    its loss, with their factors (variant.py). lines: printed before training. fixed: patterns of arrays that are never
-    trained.
+    its loss, with their factors (variant.py). lines: text that is printed before training. fixed: patterns of arrays
+    that are never trained.
     """
 
     init: Init
@@ -77,7 +77,10 @@ class Model(NamedTuple):
 
 
 def bind(init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], transformer.Spec] | None = None) -> Model:
-    """Return the functions of a transformer. at(layout) -> the spec for these devices; None: `spec` for all."""
+    """Return the Model of a transformer. init: the field of Model.
+
+    at: a function layout -> the spec for devices with this layout; None: `spec` for all layouts.
+    """
     at = at or (lambda layout: spec)
 
     def hidden(params: Any, inputs: Any, *, mask: Any, layout: layouts.Layout = layouts.ONE, **options: Any) -> tuple:
@@ -98,7 +101,10 @@ def bind(init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], tran
 def bind_encoder_decoder(
     init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], transformer.Spec] | None = None
 ) -> Model:
-    """Return the functions of a sequence-to-sequence model (encoder_decoder.py), whose masks follow from its inputs."""
+    """Return the Model of an encoder and a decoder (encoder_decoder.py), whose masks follow from its inputs.
+
+    Arguments: as in `bind`.
+    """
     at = at or (lambda layout: spec)
 
     def hidden(params: Any, source_BS: Any, valid_BS: Any, w_BN: Any, *, layout=layouts.ONE, **options: Any) -> tuple:
@@ -112,7 +118,7 @@ def bind_encoder_decoder(
 
 
 def unchanged(x: Any) -> Any:
-    """Return the argument: a model or parameters that nothing changes."""
+    """Return the argument unchanged. It stands in place of functions that change a model or its parameters."""
     return x
 
 

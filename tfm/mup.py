@@ -12,7 +12,7 @@ not. Compared with the base width (Yang et al. 2022, table 8, for Adam):
 
 In the forward pass the output matrices are multiplied by 1/r, and the attention logits by 1/sqrt(r): in training,
 queries and keys align, so that their products grow with K and not with sqrt(K). A step of Muon has the right size at
-every width without a factor. The names of parameters state which of their sides grow.
+every width without a factor. The letters in the name of a parameter state whether its inputs and outputs grow.
 
 With depth: let s = M / M_0 be the number of layers relative to a base, and let every stage add 1/s^a of its output to
 the residual stream. a = 1/2 is depth_mup (Yang et al. 2024), and a = 1 completep (Dey et al. 2025). Parameters of the
@@ -42,7 +42,10 @@ class Growth(NamedTuple):
 
     @property
     def output_std(self) -> float:
-        """Return s^(1/2 - a), the factor on the initial matrices that a stage adds last, which have 1/sqrt(2 M)."""
+        """Return s^(1/2 - a), a factor on the initial values of the matrices that a stage applies last.
+
+        With a = 1/2 it is 1, because the std of these matrices already contains 1/sqrt(2 M).
+        """
         return self.depth ** (0.5 - self.exponent)
 
 
@@ -50,17 +53,23 @@ BASE = Growth()
 
 
 def grows(path: Any) -> tuple[bool, bool]:
-    """Return whether the outputs, and the inputs, of a matrix grow with the width. Raises ValueError if unknown."""
+    """Return (outputs, inputs): whether the outputs of the matrix at this path grow with the width, and its inputs.
+
+    Raises ValueError if the name has a letter that is neither in WIDTHS nor in CONSTANT.
+    """
     letters = shapes.letters(path)
     if unknown := set(letters) - {*WIDTHS, *CONSTANT}:
         name = "/".join(shapes.names(path))
-        raise ValueError(f"whether the axis {min(unknown)} of {name} grows with the width is not known")
+        raise ValueError(
+            f"whether the axis {min(unknown)} of {name} grows with the width is not known. "
+            f"Use one of the letters {WIDTHS} for an axis that grows, or of {CONSTANT} for one that does not"
+        )
     outputs, inputs = shapes.sides(path)
     return tuple(any(letters[axis] in WIDTHS for axis in side) for side in (outputs, inputs))
 
 
 def ends_branch(path: Any) -> bool:
-    """Return whether a parameter makes what a stage adds to the tokens: a matrix to D of value or MLP, or its bias."""
+    """Return True for the last parameters of a stage: a matrix with outputs D of the value or the MLP, or its bias."""
     letters, stages = shapes.letters(path), {"value", "value_cross", "mlp"}
     if not stages & {*shapes.names(path)}:
         return False
@@ -68,7 +77,7 @@ def ends_branch(path: Any) -> bool:
 
 
 def rate(path: Any, growth: Growth) -> float:
-    """Return the factor on the learning rate of a parameter."""
+    """Return the factor on the learning rate of the parameter at this path."""
     factor = 1 / growth.width if shapes.is_matrix(path) and all(grows(path)) else 1.0
     if shapes.STACKED in shapes.names(path):
         factor *= growth.depth ** (growth.exponent - 1)
@@ -86,9 +95,9 @@ def scale_rates(updates: Any, growth: Growth) -> Any:
 
 
 def check(params: Mapping, *, depth: bool = False) -> None:
-    """Raise ValueError if the name of a matrix does not state which of its sides grow.
+    """Raise ValueError if the name of a matrix has a letter that is neither in WIDTHS nor in CONSTANT.
 
-    depth: also if a stage has no matrix that makes what it adds to the tokens.
+    depth: also raise it if the value or the MLP has no matrix for which `ends_branch` is True.
     """
     paths = [path for path in shapes.flat(params) if shapes.is_matrix(path)]
     for path in paths:

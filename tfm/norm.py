@@ -7,7 +7,7 @@
 | batch_features                | batch and features, for each position   | only in training, at equal positions    |
 | instance                      | the sequence, for each feature          | always                                  |
 | layer_sequence                | the features and the sequence together  | always                                  |
-| dyt                           | nothing: tanh of each number            | no                                      |
+| dyt                           | nothing: tanh of each element           | no                                      |
 | none                          | nothing: the tokens as they are         | no                                      |
 
 Masks do not apply to norms. If tokens exchange information, the statistics include padding and later tokens, so a model
@@ -75,7 +75,11 @@ def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, *, axis: Any, keepdi
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 def _standardise(x: jax.Array, eps: float, mean: Callable[[jax.Array], jax.Array], one_pass: bool = False) -> jax.Array:
-    """Return (x - mean(x)) / sqrt(var + eps), var = mean((x - mean(x))^2). x: float32 or float64."""
+    """Return (x - mean(x)) / sqrt(var + eps), var = mean((x - mean(x))^2).
+
+    x: float32 or float64. mean: a function x -> the mean of x over the axes of the norm, which broadcasts with x.
+    one_pass: see `_with_factor`.
+    """
     return _with_factor(x, eps, mean, one_pass)[0]
 
 
@@ -94,7 +98,7 @@ def _with_factor(
 
 @_standardise.defjvp
 def _standardise_jvp(eps: float, mean: Callable, one_pass: bool, primals: tuple, tangents: tuple) -> tuple:
-    """Compute dy = (dx - mean(dx) - y mean(y dx)) / sqrt(var + eps).
+    """Return y and its tangent dy = (dx - mean(dx) - y mean(y dx)) / sqrt(var + eps).
 
     The transpose of this formula also computes both means in one pass over x. If JAX differentiated each operation, the
     means would be computed one after the other.
@@ -158,7 +162,7 @@ def _layer_sequence(params: dict, x_BND: jax.Array, *, eps: float, layout: layou
 
 
 def _batch(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return (x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d (E17); batch_features: mean_n, var_n.
+    """Return (x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d (E17), in batch_features with mean_n and var_n.
 
     The statistics are in `params`: in training those of the batch (`observe`), in evaluation running averages. They are
     float32 even if x has fewer bits, because the mean is subtracted.
@@ -171,10 +175,11 @@ def _batch(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout
 
 
 def _observe(x_BND: jax.Array, *, positions=False, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
-    """Return mean and variance of each feature over all tokens of all sequences and devices (E17), in float32.
+    """Return {"mean_D", "var_D"}: mean and variance of each feature over all tokens of the batch (E17), in float32.
 
-    positions: if True, of each position, over all features and sequences (Turner 2023). The variance takes a second
-    pass, around the mean: the mean of squares minus the squared mean loses every digit if the mean is large.
+    positions: if True, return {"mean_N", "var_N"} of each position, over all features and sequences (Turner 2023). The
+    batch is that of all devices. The variance takes a second pass over x, because the mean of squares minus the squared
+    mean loses every digit if the mean is large.
     """
     x_BND, letter = linear.to_float32(x_BND), "N" if positions else "D"
     mean = functools.partial(_mean, axes=layout.batch if positions else layout.tokens, axis=(0, 2 if positions else 1))

@@ -33,7 +33,7 @@ def sinusoids(n: jax.Array, D: int) -> jax.Array:
 
 
 def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
-    """Return p_n: sinusoids, or rows of the table if the tree has one.
+    """Return p_n: rows of the table P_ND if `params` has it, else sinusoids.
 
     A position n past the end of the table gives NaN. Raises ValueError if there are more tokens than rows in the table.
     """

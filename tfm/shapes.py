@@ -49,7 +49,7 @@ def shape(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def check(params: Any) -> dict[str, int]:
-    """Return the size of every letter in the tree.
+    """Return {letter: size} for all letters in the names of the tree.
 
     Raises ShapeError if a leaf's shape contradicts its name, or if two leaves have different sizes for a letter.
     """
@@ -71,7 +71,7 @@ def check(params: Any) -> dict[str, int]:
 
 
 def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
-    """Return a PartitionSpec for each leaf, from rules such as {'D': 'fsdp', 'H': 'tensor'}.
+    """Return the tree with a PartitionSpec in place of each leaf, from rules such as {'D': 'fsdp', 'H': 'tensor'}.
 
     A rule may list several mesh axes, ('tensor', 'fsdp'): the letter's axis gets the first one that the leaf does not
     use yet. A number, such as an optimiser's step count, is replicated.
@@ -96,7 +96,7 @@ def is_matrix(path: Any) -> bool:
 
 
 def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of a matrix that are outputs, and those that are inputs; the other axes count copies.
+    """Return (outputs, inputs), the indices of these axes of a matrix; its other axes count copies of the matrix.
 
     H or G belongs to the side with the features of the heads. Uq_HKD maps D to (H, K), Uo_HDK maps (H, K) to D, and
     V_HDD maps (H, D) to D. In P_HKK, which maps K to K in each head, H counts copies.

@@ -91,7 +91,7 @@ def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
 
 def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.Array:
-    """Return how many singular values of the skew part N_h = (M_h - M_h^T) / 2 have `share` of its squared norm.
+    """Return how many of the largest singular values of N_h = (M_h - M_h^T) / 2 have `share` of its squared norm.
 
     The rank is even, because singular values of a skew-symmetric matrix come in pairs, and 0 if M_h is symmetric.
     (Jamil and Kapadia 2026 find a low rank in published models; the share is our choice.) M_h = Q (R_q R_k^T) Q^T with
@@ -113,9 +113,9 @@ def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.A
 def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
     """Return symmetry and directionality of M layers, each by the cheaper of definition and closed form.
 
-    params: the parameters of a score, stacked over layers. factors: the score's field (score.Score). The closed form is
-    used if the factors have fewer than D rows. For the sum over heads they have H K rows, which is often D or more; the
-    closed form would then take several times as long.
+    params: the parameters of a score, stacked over layers. factors: the field `factors` of this score (score.Score).
+    The closed form is used if U_q and U_k have fewer than D rows. For the sum over heads they have H K rows, which is
+    often D or more; the closed form would then take several times as long.
     """
 
     def measure(closed_form: Callable, definition: Callable, Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:

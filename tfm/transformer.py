@@ -86,7 +86,7 @@ def init(
 
 
 def scale_embedding(params: dict, std: float) -> dict:
-    """Return the initial parameters with a factor on the embedding, the learned positions and the class token."""
+    """Return the initial parameters with embedding, learned positions and class token multiplied by `std`."""
 
     def scale(path: Any, leaf: jax.Array) -> jax.Array:
         *_, node, name = shapes.names(path)
@@ -144,7 +144,9 @@ def hidden(
 
 
 def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple[jax.Array, Call]:
-    """Return X^(0), tokens with positions (E1, E2, E21, E25), and the call with these positions.
+    """Return X^(0), tokens with positions (E1, E2, E21, E25), and the call.
+
+    If devices share sequences, call.n of the result has the positions of this device's tokens.
 
     aux: receives the batch statistics and the measures of the norm of the embedding, if it has one.
     """
@@ -163,7 +165,10 @@ def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple
 
 
 def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers."""
+    """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers.
+
+    layers: the parameters of the blocks, stacked over layers.
+    """
 
     def layer(x_BND: jax.Array, m_and_params: tuple) -> tuple[jax.Array, dict]:
         m, params = m_and_params
@@ -182,7 +187,7 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
 def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: list[dict]) -> tuple[jax.Array, dict]:
     """Return X^(M) like `stack`, and the new caches. A Python loop over the layers lets XLA update caches in place.
 
-    layers: stacked, or a list (`unstack`).
+    layers: the parameters of the blocks, stacked over layers or as a list (`unstack`).
     """
     new_caches = []
     with jax.named_scope("blocks"):

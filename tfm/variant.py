@@ -29,9 +29,10 @@ class Variant(NamedTuple):
 
 
 def take_measures(stage: Any, result: Any, measures: Measures) -> Any:
-    """Return the arrays of a result of `stage.apply`. Add its measures to `measures`, if the stage declares some.
+    """Return the arrays in `result`, which `stage.apply` returned, and add the measures in it to the dict `measures`.
 
-    Raises TypeError if the stage declares measures and returns none or no pairs, or returns some and declares none.
+    Raises TypeError if `result` has measures and the stage declares none, or it has none and the stage declares some.
+    Also raises it if a measure is not a pair (sum, count).
     """
     returned = isinstance(result, tuple) and isinstance(result[-1], dict)
     arrays, new = result if returned else (result, {})
@@ -44,7 +45,7 @@ def take_measures(stage: Any, result: Any, measures: Measures) -> Any:
 
 
 def add_measures(*measures: Measures) -> Measures:
-    """Return the sums over stages: two stages may have the same measure."""
+    """Return one dict with the measures of several stages. Sums and counts of a name that they share are added."""
     total: Measures = {}
     for stage in measures:
         for name, pair in stage.items():
@@ -53,7 +54,7 @@ def add_measures(*measures: Measures) -> Measures:
 
 
 def check_shape(function: Callable, result: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the result of a stage's function. Raises ValueError unless it has the shape of the array `like`.
+    """Return `result`, which `function` has returned. Raises ValueError unless it has the shape of the array `like`.
 
     Without this check, an addition would broadcast a wrong shape, such as (B, N, 1), to the right one.
     """

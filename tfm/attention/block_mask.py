@@ -34,7 +34,7 @@ def size(length: int, limit: int) -> int:
 
 
 def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Array:
-    """Return x cut into blocks of `size` along `axis`, with a new first axis. `mode` of jnp.pad fills the last."""
+    """Return x cut into blocks of `size` along `axis`, with a new first axis. `mode` of jnp.pad fills the last one."""
     axis %= x.ndim
     padding = [(0, -x.shape[axis] % size if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, padding, mode=mode)
@@ -117,7 +117,7 @@ class Rules:
 
 
 def loop(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, run_all: bool = False) -> Tree:
-    """Compute carry = step(j, carry) for the blocks j that are not EMPTY, or for all blocks if `run_all`.
+    """Return carry after carry = step(j, carry) for the blocks j that are not EMPTY, or for all if `run_all`.
 
     This is not a `lax.scan`: inside a loop over layers JAX would compute all masks, N x S numbers, in advance.
     """

@@ -126,10 +126,10 @@ def attention(
 
 
 def cut_chunks(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
-    """Cut N queries, at the last N of S positions, into chunks; None if the loops of flash.py are faster.
+    """Return the chunks of N queries at the last N of S positions; None if the loops of flash.py are faster.
 
-    A chunk is a range of queries and the range of keys that they attend to. tables: the number of N x S tables of
-    weights, sequences times heads.
+    A chunk is a range of queries and the range of keys that they attend to. tables: the number of sequences times
+    heads.
     """
     size = -(-N // max(1, min(MAX_CHUNKS, N // MIN_QUERIES)))
     if S > MAX_KEYS or tables * size * S > MAX_WEIGHTS:

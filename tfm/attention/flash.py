@@ -49,13 +49,13 @@ def attention(
 
 
 def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
-    """Return the numbers of queries and of keys in a block. tables: the number of N x S tables of weights."""
+    """Return the numbers of queries and of keys in a block. tables: the number of sequences times heads."""
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
     return block_mask.size(N, side), block_mask.size(S, side)
 
 
 def _attend_blocks(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, axis, **cut) -> tuple[jax.Array, None]:
-    """Return the averages block by block, and None for the weights. cut: n and sizes of `_cut_blocks`."""
+    """Return the averages block by block, and None for the weights. cut: the arguments n and sizes of `_cut_blocks`."""
     rules = block_mask.Rules(None if mask is None else masks.as_mask(mask), masks.as_partial(bias), cap)
     query, key = _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, rules=rules, axis=axis, **cut)
     y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
@@ -64,9 +64,10 @@ def _attend_blocks(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap, bias, axis, **cu
 
 
 def _cut_blocks(scale, q_BHNK, k_BHSK, v_BHSV, *, rules, n, sizes: tuple[int, int], axis: str | None) -> tuple:
-    """Return the blocks of queries, multiplied by the scale in float32 or float64, and the blocks of keys and values.
+    """Return two dicts of arrays in blocks, of queries and of keys and values (online_softmax.py).
 
-    sizes: tokens in a block of queries and in a block of keys.
+    Queries are multiplied by the scale in float32 or float64. sizes: tokens in a block of queries and in a block of
+    keys.
     """
     (queries, keys), N, S = sizes, q_BHNK.shape[2], k_BHSK.shape[2]
     device = None if axis is None else jax.lax.axis_index(axis)
@@ -121,7 +122,7 @@ def _promote_keys(key: dict, query: dict) -> dict:
 
 
 def _add_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Array, key: dict) -> tuple:
-    """Add all blocks of keys to the sums of one block of queries."""
+    """Return the sums (online_softmax.block_forward) of one block of queries after adding all blocks of keys."""
 
     def add(j: jax.Array, sums: tuple) -> tuple:
         block = jax.tree.map(lambda x: x[j], key)
@@ -131,7 +132,7 @@ def _add_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Arr
 
 
 def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block_mask.Rules, dict, dict]:
-    """Return the gradients of the rules, the queries, and the keys and values."""
+    """Return the gradients of the bias's arrays (as Rules), of the queries, and of the keys and values."""
     rules, query, key, y_IBHNV, lse_IBHN1, need_IJ = saved
     query = online_softmax.prepare_gradient(query, y_IBHNV, lse_IBHN1, dy_IBHNV)
 
@@ -153,7 +154,10 @@ def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block
 
 
 def _add_query_gradients(rules: block_mask.Rules, query: dict, sums: tuple, block: tuple) -> tuple[tuple, tuple]:
-    """Add the contributions of one block of keys to sums = (dq, darrays). Return sums, and (dk, dv) of the block."""
+    """Add the contributions of one block of keys to sums = (dq, darrays). Return sums, and (dk, dv) of the block.
+
+    darrays: the gradients of the bias's arrays.
+    """
     key, need_I = block
 
     def step(i: jax.Array, carry: tuple) -> tuple:

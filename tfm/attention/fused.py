@@ -71,7 +71,7 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None
 def needs_array(mask: masks.Mask, N: int, S: int, n: jax.Array | None = None) -> bool:
     """Return whether the kernel needs the mask as an array, because it cannot compute it. n: as in `attention`.
 
-    It computes the causal mask of N = S tokens, windows of this mask, and padding at the end.
+    The kernel computes the causal mask of N = S tokens, windows of this mask, and padding at the end.
     """
     causal_or_all = mask.causal and n is None and N == S or not (mask.causal or mask.window)
     return (
@@ -82,9 +82,10 @@ def needs_array(mask: masks.Mask, N: int, S: int, n: jax.Array | None = None) ->
 
 
 def make_options(mask, n, zero_B, *, H: int, N: int, S: int) -> tuple[dict, jax.Array | None]:
-    """Return the arguments of jax.nn.dot_product_attention for a mask, and which queries have keys (None: all).
+    """Return the arguments of jax.nn.dot_product_attention for a mask, and has_keys_BHN1.
 
-    zero_B: zeros, which vary over the rows of jax.vmap as the queries do.
+    has_keys_BHN1: whether the mask allows a query any key; None if it allows all queries one. zero_B: zeros, which vary
+    over the rows of jax.vmap as the queries do.
     """
     mask = masks.as_mask(mask)
     if not needs_array(mask, N, S, n):

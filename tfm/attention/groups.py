@@ -44,7 +44,7 @@ def count(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> int:
 
 
 def repeat(*qkv: jax.Array) -> list[jax.Array]:
-    """Return queries, keys and values with one head, or as many heads as the array with most heads."""
+    """Return [q, k, v]. Arrays of more than one head get as many heads as the array with most heads, by repeating."""
     H = max(x.shape[1] for x in qkv)
     return [x if x.shape[1] in (1, H) else jnp.repeat(x, H // x.shape[1], axis=1) for x in qkv]
 

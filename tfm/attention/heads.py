@@ -112,7 +112,7 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: 
 def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
     """Return Y = sum_h V_h X' A_h, where tokens attend to the memory X' (E26). aux: as in self_attention.
 
-    call.cache has the keys and values of the memory from an earlier call.
+    call.cache, if set, has the keys and values of the memory from an earlier call, which are then used.
     """
     source_BSD = x_BND if call.cache else call.memory.x_BSD  # with a cache, the keys of x_BND are not used
     with jax.named_scope("score"):
@@ -140,9 +140,9 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux:
 def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None) -> Callable:
     """Return the function that computes the averages: spec.attend, or explicit.attention.
 
-    It is explicit with a cache, and if the weights of this name are looked at, edited, or the user's (which become 0
-    for forbidden keys). axis: the mesh axis over which keys are sharded; if attention must be explicit, it raises
-    ValueError.
+    It is explicit.attention with a cache, with spec.weigh, and if `name` ("A" or "A_cross") is in call.look or
+    call.edit. The weights of spec.weigh become 0 for forbidden keys. axis: the mesh axis over which keys are sharded.
+    Raises ValueError if `axis` is set and attention must be explicit.
     """
     is_changed = spec.weigh or name in call.edit
     if not (is_changed or name in call.look or call.cache is not None):

@@ -38,7 +38,7 @@ def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
 def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
     """Return zeros with the shape of the bias on the logits of one block, to which its gradient is added.
 
-    None if no array of the bias has a gradient. query, key: the block's arrays with a row for each query or key.
+    None if no array of the bias has a gradient. query, key: one block of queries and one of keys.
     """
     if not jax.tree.leaves(rules.bias_arrays()):
         return None

@@ -26,7 +26,8 @@ class RelativePosition(NamedTuple):
     """The functions `init`, `rotate` and `bias` of a relative position, described above; None: no rotation, no bias.
 
     is_rotary: True if `rotate` turns pairs of features, of which there must be an even number. The score must declare
-    supports_rope. is_dynamic: True if the angles depend on the position in the window, and not only on offsets.
+    supports_rope. is_dynamic: True if the rotation from query to key depends on their positions, not only on the
+    offset.
     """
 
     init: Callable[..., dict]
@@ -91,7 +92,7 @@ def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_s
     """Return rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 in the paper, 500000 in Llama 3.
 
     halves: pairs are the features i and i + K/2, as in the published Llama weights, instead of 2i and 2i + 1. scaling:
-    one of rotary_scaling.KINDS, with its numbers bound by functools.partial.
+    a value of rotary_scaling.KINDS, whose arguments after `base` are bound by functools.partial.
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,9 @@
 """Scaled rotary positions: smaller rotation angles, for texts longer than those of training.
 
-A scaling is a function (n, K, base, *numbers) -> (angles, length). angles: n theta_i in radians for the positions n and
-the pairs of features i = 0 ... K/2 - 1; the last axis counts pairs. length: a factor on the norms of queries and keys.
-Without scaling, theta_i = base^(-2i/K). N is the number of tokens of a text in training. `factor` is how many times
-longer a text may be. In N tokens, pair i makes N theta_i / (2 pi) turns.
+A scaling is a function (n, K, base, ...) -> (angles, length); further arguments differ. angles: n theta_i in radians
+for the positions n and the pairs of features i = 0 ... K/2 - 1; the last axis counts pairs. length: a factor on the
+norms of queries and keys. Without scaling, theta_i = base^(-2i/K). N is the number of tokens of a text in training.
+`factor` is how many times longer a text may be. In N tokens, pair i makes N theta_i / (2 pi) turns.
 """
 
 import math
@@ -23,7 +23,7 @@ def _frequencies(K: int, base: float) -> np.ndarray:
 
 
 def _angles(n: jax.Array, theta_I: np.ndarray, length: float = 1.0) -> Angles:
-    """Return n theta_i and `length`."""
+    """Return the angles n theta_i, and `length`."""
     return jnp.asarray(n)[..., None] * jnp.asarray(theta_I, float), length
 
 
@@ -49,7 +49,7 @@ def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angle
 
 
 def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: float, N: float) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and the factor 1 on x. theta_i = base^(-2i/K).
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and length 1. theta_i = base^(-2i/K).
 
     (Code of Llama 3.1.)
 

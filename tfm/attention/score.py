@@ -116,7 +116,10 @@ def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: f
 
 
 def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dict]:
-    """Return an `init` that draws each matrix of `std` from N(0, std[name](K, D)^2). If bias is True, biases are 0."""
+    """Return an `init` that draws each matrix of `std` from N(0, std[name](K, D)^2).
+
+    biases: names of biases, which are 0; the tree has them if the argument `bias` of `init` is True.
+    """
 
     def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, G: int | None = None) -> dict:
         sizes, params = {"H": H, "G": G, "K": K, "D": D, "Q": 2 * K}, {}
@@ -143,7 +146,7 @@ def _narrow(K: int, D: int) -> float:
 
 
 def _tied(K: int, D: int) -> float:
-    """Return the std of U for which the variance E tr((U^T U)^2)/K is 1; std 1/sqrt(D) would give (D + K + 1)/D."""
+    """Return the std of U for logits of variance E tr((U^T U)^2)/K = 1; std 1/sqrt(D) would give (D + K + 1)/D."""
     return (D * (D + K + 1)) ** -0.25
 
 
@@ -199,8 +202,8 @@ def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: An
 def _factors(params: dict, *, D: int) -> Pair:
     """Return U_q and U_k, multiplied by sigma and P if the score has them.
 
-    A shared U is both. Without any, U_q is the identity, cut into heads, and a missing U_k is U_q. The U_k of a group
-    is repeated for its heads.
+    A shared U is both. If there is neither U nor U_q, U_q is the identity, cut into heads; a missing U_k is U_q. The
+    U_k of a group is repeated for the heads of this group.
     """
     U = params.get("U_HKD", params.get("U_HQD"))
     Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", params.get("Uk_GKD", U))
@@ -216,7 +219,7 @@ def _factors(params: dict, *, D: int) -> Pair:
 
 
 def _qknorm_factors(params: dict, *, D: int) -> Pair:
-    """Return gain * U for queries and keys: the norms, which only change their lengths, are left out."""
+    """Return (gain_q * U_q, gain_k * U_k), without the norms, which only change the lengths of queries and keys."""
     Uq_HKD, Uk_HKD = _factors(params, D=D)
     return params["gainq_K"][..., None] * Uq_HKD, params["gaink_K"][..., None] * Uk_HKD
 

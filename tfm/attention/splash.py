@@ -83,7 +83,7 @@ def _import_kernel() -> Any:
 
 
 def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
-    """Return allowed_NS without padding and documents; None if it is not known during tracing, or not one for all."""
+    """Return allowed_NS without padding and documents; None if unknown during tracing, or if sequences differ."""
     common = dataclasses.replace(mask, valid_BS=None, document_BS=None)
     allowed = masks.evaluate(common, np.arange(S - N, S), np.arange(S))
     return None if allowed is None or allowed.ndim > 2 else allowed
@@ -92,7 +92,9 @@ def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
 def _number_segments(
     document_BS: jax.Array | None, valid_BS: jax.Array | None, *, N: int, S: int, padded: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Return the segments of queries and of keys: a query attends to the keys of its segment. Return None for one.
+    """Return the segments of queries and of keys: a query attends to the keys of its segment.
+
+    Return None if all tokens are in one segment.
 
     A segment is a document, or segment 0 if there are none. Invalid keys and padding are in segment -1. padded: the
     numbers of queries and keys with padding.

@@ -50,11 +50,11 @@ def search(
     prompt_BN is right-padded, with length_B tokens each. In the result, id 0 follows the last token of a text. The
     score is log p(continuation) / penalty(L, length_penalty) in nats for L appended tokens, including a stop token.
 
-    Each step extends the live hypotheses by one token. An extension by a stop token ends if it is among the `beam` best
-    extensions; the `beam` best ended hypotheses are stored. The `beam` best other extensions stay live. After `steps`
-    tokens, live ones count as ended. The search stops earlier if no live one can enter the result. Missing ones have
-    the score -inf. Raises ValueError unless 1 <= beam <= W, the size of the vocabulary, every prompt has a token,
-    and steps >= 0.
+    Each step extends the live hypotheses by one token. An extension by a token of `stop` ends if it is among the `beam`
+    best extensions; the `beam` best ended hypotheses are stored. The `beam` best other extensions stay live. After
+    `steps` tokens, live ones count as ended. The search stops earlier if no live one can enter the result. If there are
+    fewer hypotheses than `beam`, the others have the score -inf. Raises ValueError unless 1 <= beam <= W, the size of
+    the vocabulary, every prompt has a token, and steps >= 0.
     """
     w_BN, length_B, logits_BW, cache = generate.read_prompts(start, prompt_BN, length_B, steps=steps)
     if beam not in range(1, (W := logits_BW.shape[-1]) + 1):

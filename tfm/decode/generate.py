@@ -1,14 +1,15 @@
 """Generation with a next-token model (E24): draw a token, append it, and repeat.
 
-The numbers are those of docs/mathematics.md. The model is two functions (E23), which return the logits of the next
+Equations are numbered as in docs/mathematics.md. The model is two functions (E23), which return the logits of the next
 token of each sequence:
 
     start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts of length_B tokens
     step(cache, w_B, n_B) -> logits_BW, cache           reads token w_B at position n_B
 
-`window` makes two such functions for texts longer than the model's context: they read its last tokens again. Every leaf
-of the cache has the leading axis B. The token at position n of sequence b is drawn with a random key that depends only
-on (key, b, n). It does not depend on other sequences, on padding, or on how many calls of `extend` generate a text.
+`window` makes two such functions for texts longer than the model's context: at each step they read the last tokens
+again. Every leaf of the cache has the leading axis B. The token at position n of sequence b is drawn with a random key
+that depends only on (key, b, n). It does not depend on other sequences, on padding, or on how many calls of `extend`
+generate a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -112,7 +113,7 @@ def read_prompts(
 
 
 def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **options: float) -> State:
-    """Append up to `steps` tokens to every unfinished text, and at most limit_B - length_B.
+    """Return the state after appending up to `steps` tokens to every unfinished text, none beyond limit_B tokens.
 
     Several calls give the same texts as one call with the sum of their steps.
     """
@@ -131,7 +132,7 @@ def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = Non
 
 
 def _append(state: State, logits_BW: jax.Array, *, stop: Stop, **options: float) -> State:
-    """Append one token to every unfinished text."""
+    """Return the state after drawing one token for every unfinished text and appending it."""
     key_B = jax.vmap(jax.random.fold_in)(state.key_B, state.length_B)
     new_B = sampling.draw(key_B, logits_BW, state.w_BN, state.length_B, **options).astype(state.w_BN.dtype)
     is_new_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]

@@ -127,5 +127,5 @@ def check_options(**options: float) -> None:
 
 
 def split_key(key: jax.Array, B: int) -> jax.Array:
-    """Return a random key for each of B sequences: fold_in(key, b), or the argument itself if it is key_B."""
+    """Return a random key for each of B sequences: fold_in(key, b), or `key` itself if it is key_B already."""
     return key if key.ndim else jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(B))
