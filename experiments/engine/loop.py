@@ -191,7 +191,7 @@ def train(
     End earlier if no run is active (numbers that are not finite end a run), or if train.patience says so.
 
     The metrics of a step are logged while the devices take the next one, so that the devices never wait for the host.
-    Before a save, an evaluation or a stop, the metrics are logged immediately. data: the batches from step start + 1 on.
+    Before a save, an evaluation or a stop, the metrics are logged immediately. data: batches from step start + 1 on.
     alive: a bool, or one for each run: whether it is active. place: (mesh, batch) -> the batch on the devices.
     """
     previous, alive = None, distributed.put(alive, meshes.replicated(run.plan.mesh))

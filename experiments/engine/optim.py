@@ -27,7 +27,7 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
 
     "constant" stays at the peak. "linear" and "cosine" fall to a tenth of the peak at `steps`, "linear:0" to 0. "wsd"
     (warm-up, stable, decay) stays at the peak, and falls linearly over the last fifth of all steps. "my_file:fall" is
-    the user's: (step, steps) -> the fraction of the peak. step (an int array) and steps are counted without the warm-up.
+    the user's: (step, steps) -> the fraction of the peak. step (an int array) and steps do not count the warm-up.
     Raises UserError if the name is invalid, or if the warm-up is not shorter than `steps`.
     """
     if warmup_steps >= steps:
@@ -221,7 +221,7 @@ def evaluate_average(optimiser: optax.GradientTransformation) -> optax.GradientT
     """Wrap an optimiser that averages the parameters itself, so that evaluations and checkpoints use this average.
 
     These are optax.contrib's schedule-free rules, and rules of the user's with a method `evaluation_params(params)` in
-    a part of their state, which returns the average from the trained parameters. The wrapper changes no other optimiser.
+    a part of their state, which returns the average from the trained parameters. Other optimisers are not changed.
     """
     inner = optax.with_extra_args_support(optimiser)
 

@@ -129,9 +129,9 @@ def open_training(
 ) -> Iterator[tuple[loop.Training, int, train_step.State]]:
     """Context manager: open logs and checkpoints, and yield (training, step to start from, state of this step).
 
-    The step is that of the checkpoint to resume from, or 0. flops: of a step. params: initial values by path. Signals are
-    recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk or a
-    device fails, and Interrupted for a signal.
+    The step is that of the checkpoint to resume from, or 0. flops: of a step. params: initial values by path. Signals
+    are recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk
+    or a device fails, and Interrupted for a signal.
     """
     requests = signals.current()
     requests.raise_if_requested()
@@ -156,8 +156,7 @@ def open_training(
 
 
 def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, Any]:
-    """Return {name: number}: metrics of the last evaluation, the throughput, and skipped steps if train.nan allows them.
-    """
+    """Return {name: number}: metrics of the last evaluation, throughput, and skipped steps if train.nan allows them."""
     numbers = {name: float(value) for name, value in training.logs.final.items()}
     numbers["tokens_per_second"] = training.logs.line.tokens_per_second()
     skipped = int(jax.device_get(state.step - train_step.count_updates(state.opt_state)))

@@ -99,7 +99,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
 
 
 def check_users_code(settings: configs.Settings, plan: Plan) -> None:
-    """Trace the step on the mesh if settings name code of the user's. Raises UserError, with these settings, on failure.
+    """Trace the step on the mesh if settings name the user's code. Raises UserError, with these settings, if it fails.
 
     So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
     """
