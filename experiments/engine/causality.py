@@ -1,4 +1,4 @@
-"""Check by numbers that a causal model with code of the user's does not read what it must predict."""
+"""Check numerically that a causal model with code of the user's does not read the tokens that it must predict."""
 
 import functools
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ ROUNDING = 1e-5  # relative change of a loss that may be a rounding error, as in
 
 
 def check(settings: configs.Settings, task: train_step.Task) -> None:
-    """Raise UserError if something is the user's, and the loss at a token depends on later tokens, or is not finite.
+    """Raise UserError if the loss at a token depends on later tokens or is not finite, in a model with the user's code.
 
-    In each of a few sequences only one token has weight, and all tokens after it are replaced: the loss must stay the
-    same, in training (with one random key) and in evaluation.
+    Other models are not checked (`list_code`). In each of a few sequences only one token has weight, and all tokens
+    after it are replaced: the loss must stay the same, in training (with one random key) and in evaluation.
     """
     users = list(list_code(settings))
     if not (task.causal and users):

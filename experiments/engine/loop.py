@@ -34,7 +34,7 @@ class Clock:
         return run_plan.is_due(n, every=self._plan.every[action], steps=self._plan.steps)
 
     def listen(self, *, compares: bool = True) -> int:
-        """Update `request` and return it; it is the same in all processes.
+        """Update and return `request`: the number of a signal, SAVE, or 0; the same in all processes.
 
         compares: whether several processes compare their clocks, which makes the devices wait.
         """
@@ -112,7 +112,7 @@ class Logs:
     """The logs of all runs, and the progress bar. Close them after the training."""
 
     def __init__(self, plan: run_plan.Plan, runs: Sequence[pathlib.Path], line: log.Line, *, start: int):
-        """runs: the folder of each run."""
+        """runs: the folder of each run. line: the progress bar. start: the step from which this session trains."""
         self._every, self._steps, self.line = plan.every["log"], plan.steps, line
         rows = [[row for row in records.read_metrics(run) if row["step"] <= start and LOSS in row] for run in runs]
         self.evaluations = rows[0]  # of the first run, in earlier sessions
@@ -148,7 +148,10 @@ class Logs:
         return self._in_a_row
 
     def write(self, n: int, columns: Mapping[str, Any], *, skip: Sequence[bool] = ()) -> None:
-        """Write the numbers of each run into its log. skip: for each run, True to write nothing."""
+        """Write a row of step n into the log of each run. columns: name -> a number, or a number for each run.
+
+        skip: for each run, True to write nothing.
+        """
         for r, writer in enumerate(self._logs):
             if not (skip and skip[r]):
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
@@ -167,7 +170,7 @@ class Training(NamedTuple):
     clock: Clock
     saver: Saver
     logs: Logs
-    measure: Callable[..., dict]  # (params, on_batch) -> means, each a number for each run
+    measure: Callable[..., dict]  # (params, on_batch) -> {metric: its mean, or the mean of each run}
     probe: Callable[[Any], dict] = lambda params: {}  # (params) -> numbers to log with the means
     # (n, state, batch, metrics): called if a single run is not active after step n; None: the runs of a study.
     on_failure: Callable[..., None] | None = None
@@ -185,11 +188,11 @@ def train(
 ) -> train_step.State:
     """Take the steps start + 1 ... run.plan.steps, and return the last state.
 
-    End earlier if no run is active, or if train.patience says so.
+    End earlier if no run is active (numbers that are not finite end a run), or if train.patience says so.
 
     The metrics of a step are logged while the devices take the next one, so that the devices never wait for the host.
-    Before a save, an evaluation or a stop, the metrics are logged immediately. alive: bool for each run, whether it is
-    active. place: puts a batch on the devices.
+    Before a save, an evaluation or a stop, the metrics are logged immediately. data: batches from step start + 1 on.
+    alive: a bool, or one for each run: whether it is active. place: (mesh, batch) -> the batch on the devices.
     """
     previous, alive = None, distributed.put(alive, meshes.replicated(run.plan.mesh))
     for n in range(start + 1, run.plan.steps + 1):

@@ -27,7 +27,7 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
 
     "constant" stays at the peak. "linear" and "cosine" fall to a tenth of the peak at `steps`, "linear:0" to 0. "wsd"
     (warm-up, stable, decay) stays at the peak, and falls linearly over the last fifth of all steps. "my_file:fall" is
-    the user's: (step, steps) -> the fraction of the peak. Both count from the end of the warm-up; step is an int array.
+    the user's: (step, steps) -> the fraction of the peak. step (an int array) and steps do not count the warm-up.
     Raises UserError if the name is invalid, or if the warm-up is not shorter than `steps`.
     """
     if warmup_steps >= steps:
@@ -69,7 +69,7 @@ def _bind_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> opta
 
 
 def find_settings(rule: Callable) -> dict[str, str]:
-    """Return {argument: setting} for the arguments of an optimiser's factory that are in SETTINGS."""
+    """Return {argument: setting}, such as {"b1": "beta1"}, for the arguments of an optimiser's factory in SETTINGS."""
     names = list(inspect.signature(rule).parameters)[1:]
     return {name: ALIASES.get(name, name) for name in names if ALIASES.get(name, name) in SETTINGS}
 
@@ -77,10 +77,10 @@ def find_settings(rule: Callable) -> dict[str, str]:
 def call_factory(
     name: str, rule: Callable, rate: optax.Schedule, values: Mapping[str, Any], *, clip: float
 ) -> optax.GradientTransformation:
-    """Return the optimiser of the user's factory(rate, **values), with a step counter, which not every one has.
+    """Return the optimiser that the user's factory(rate, **values) makes, with a counter of its steps added.
 
-    If the factory has no argument `clip`, gradients are first clipped by global norm. If it has an argument `mask`, of
-    the weight decay, it receives `matrices`. Raises UserError if the factory does not return an optimiser.
+    If the factory has no argument `clip`, gradients are first clipped by global norm. The function `matrices` is passed
+    as its argument `mask`, if it has one. Raises UserError if the factory does not return an optimiser.
     """
     if "mask" in inspect.signature(rule).parameters:
         values = {**values, "mask": matrices}
@@ -117,7 +117,8 @@ def adamw(
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019) with decay of matrices only. clip: largest global norm; 0: no clipping.
 
-    growth: for the learning rates of maximal update parametrisation (tfm/mup.py). Weight decay does not change.
+    growth: the size of the model relative to the base of maximal update parametrisation (tfm/mup.py), which scales
+    learning rates, not weight decay.
     """
     step = optax.chain(
         optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps),
@@ -199,8 +200,8 @@ def average(optimiser: optax.GradientTransformation, decay: float) -> optax.Grad
     """Wrap an optimiser so that the parameters are an exponential moving average, a <- d a + (1 - d) w.
 
     w are the parameters that the optimiser trains (`training_params`). Evaluations and checkpoints use the average a.
-    The state holds w - a, which is 0 for a frozen leaf, so every bit of it stays. optax.incremental_update is not used,
-    because d a + (1 - d) a is rounded.
+    The state holds w - a, which is 0 for a frozen leaf, so that its average equals it exactly. With
+    optax.incremental_update, d a + (1 - d) a would be rounded.
     """
     inner = optax.with_extra_args_support(optimiser)
 
@@ -217,10 +218,10 @@ def average(optimiser: optax.GradientTransformation, decay: float) -> optax.Grad
 
 
 def evaluate_average(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimiser that has an average of its parameters of its own, so that it is evaluated and saved.
+    """Wrap an optimiser that averages the parameters itself, so that evaluations and checkpoints use this average.
 
     These are optax.contrib's schedule-free rules, and rules of the user's with a method `evaluation_params(params)` in
-    a part of their state, which returns the average from the trained parameters. Others are not changed.
+    a part of their state, which returns the average from the trained parameters. Other optimisers are not changed.
     """
     inner = optax.with_extra_args_support(optimiser)
 
@@ -254,14 +255,14 @@ def _find_average(state: Any) -> Callable[[Any], Any] | None:
 
 
 def training_params(params: Any, opt_state: Any) -> Any:
-    """Return the parameters at which the next gradient is computed: w, if `params` is its average (`average`)."""
+    """Return the parameters at which the next gradient is computed: `params`, or w if `params` is the average of w."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AverageState))
     average = next((node for node in nodes if isinstance(node, AverageState)), None)
     return params if average is None else training_params(_add(params, average.ahead), average.inner)
 
 
 def _add(params: Any, ahead: Any) -> Any:
-    """Return the sums of two trees, and the parameters that `ahead` leaves out because they are frozen."""
+    """Return the tree params + ahead. A parameter that is masked in `ahead`, because it is frozen, is not changed."""
 
     def add(step: Any, leaf: Any) -> Any:
         return leaf if isinstance(step, optax.MaskedNode) else leaf + step
@@ -278,12 +279,15 @@ OPTIMISERS = {"adamw": adamw, "muon": muon}
 
 
 def scale_rates(growth: mup.Growth) -> list[optax.GradientTransformation]:
-    """Return the transformation of updates by maximal update parametrisation; [] if the model is its base."""
+    """Return [transformation], which scales updates for maximal update parametrisation; [] for a model of base size."""
     return [] if growth == mup.BASE else [optax.stateless(lambda updates, _: mup.scale_rates(updates, growth))]
 
 
 def measure_growth(m: configs.Settings) -> mup.Growth:
-    """Return how much larger the model is than the base of model.mup and model.mup_depth. Raises UserError."""
+    """Return the size of the model relative to the base of model.mup and model.mup_depth.
+
+    Raises UserError if model.mup_depth is invalid, or lacks another setting that it needs.
+    """
     if not m.mup_depth:
         return mup.Growth(width=m.D / m.mup) if m.mup else mup.BASE
     method, _, base = m.mup_depth.partition(":")

@@ -36,7 +36,8 @@ class Work(NamedTuple):
     params: Mapping[str, np.ndarray] = {}  # initial parameters by path, in place of random ones
     lines: Sequence[str] = ()  # lines about the data, to print before training
     data_sha256: str | None = None  # digest of the data; None: generated, or unknown
-    kind: str = ""  # of an own experiment: ours whose inputs and outputs `model` has; then tools open the run
+    # for a user's experiment: the built-in experiment whose inputs and outputs `model` has, so that tools open the run
+    kind: str = ""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -63,7 +64,8 @@ def make_mesh(
 ) -> Mesh:
     """Make the mesh of a run, and print it. Raises UserError if it does not fit the devices.
 
-    device: see compilation.start. seeds: in a study, devices along the axis of runs. chips: devices; None: JAX's.
+    device: see compilation.start. seeds: in a study, the number of devices along the axis of runs. chips: the devices
+    to use; None: all that JAX lists.
     """
     if chips is None:
         compilation.start(device)
@@ -125,11 +127,11 @@ def run(
 def open_training(
     plan: run_plan.Plan, folder: pathlib.Path, *, flops: int, params: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[loop.Training, int, train_step.State]]:
-    """Context manager: open logs and checkpoints, and yield the training, its step and its state.
+    """Context manager: open logs and checkpoints, and yield (training, step to start from, state of this step).
 
-    The step is that of the newest checkpoint, or 0. flops: FLOPs of a step. params: initial values by path. Signals are
-    recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk or a
-    device fails, and Interrupted for a signal.
+    The step is that of the checkpoint to resume from, or 0. flops: of a step. params: initial values by path. Signals
+    are recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk
+    or a device fails, and Interrupted for a signal.
     """
     requests = signals.current()
     requests.raise_if_requested()
@@ -154,7 +156,7 @@ def open_training(
 
 
 def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, Any]:
-    """Return the metrics of the last evaluation, the throughput, and the number of skipped steps if any may be."""
+    """Return {name: number}: metrics of the last evaluation, throughput, and skipped steps if train.nan allows them."""
     numbers = {name: float(value) for name, value in training.logs.final.items()}
     numbers["tokens_per_second"] = training.logs.line.tokens_per_second()
     skipped = int(jax.device_get(state.step - train_step.count_updates(state.opt_state)))
@@ -200,7 +202,7 @@ def start_state(
 
 
 def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
-    """Return the progress bar of a single run. flops: of a step."""
+    """Return the progress bar of a single run, which begins at step `start`. flops: FLOPs of a step."""
     per_example = plan.task.tokens_per_example
     options = {"start": start, "steps": plan.steps, "flops": flops / (plan.growth.sizes[0] * per_example)}
     peak = functools.partial(compilation.measure_peak, devices=plan.mesh)

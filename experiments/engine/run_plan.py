@@ -26,7 +26,7 @@ class Plan:
     task: train_step.Task
     mesh: Mesh
     optimiser: optax.GradientTransformation
-    step: Callable  # train_step.update
+    step: Callable  # the result of train_step.update: (state, batch, alive) -> (state, metrics)
     accumulation: int
     growth: batches.Growth  # the batch size at every step
     steps: int
@@ -99,7 +99,7 @@ def make_plan(settings: configs.Settings, task: train_step.Task, devices: Mesh) 
 
 
 def check_users_code(settings: configs.Settings, plan: Plan) -> None:
-    """Trace the step on the mesh if settings name code of the user's. Raises UserError, with them, if this fails.
+    """Trace the step on the mesh if settings name the user's code. Raises UserError, with these settings, if it fails.
 
     So a function that does not sum over the devices that share its work (layout.tensor) fails before any file output.
     """
@@ -133,7 +133,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
 
 
 def list_metrics(task: train_step.Task) -> list[str]:
-    """Return the names of the metrics of an evaluation."""
+    """Return the sorted names of the metrics of an evaluation, such as "eval/loss"."""
     params = jax.eval_shape(task.init, jax.random.key(0))
     metrics = train_step.join_metrics(*jax.eval_shape(task.loss, params, task.evaluation[0]))
     return sorted(f"{EVAL}{name}" for name in metrics)

@@ -80,7 +80,7 @@ class Requests:
 
 
 def current() -> Requests:
-    """Return the requests that a caller collects, such as launch.run; or new ones."""
+    """Return the Requests whose `collect` is running in a caller, such as launch.run; otherwise a new object."""
     collecting = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
     return collecting if isinstance(collecting, Requests) else Requests()
 

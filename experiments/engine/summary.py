@@ -57,7 +57,7 @@ def format_si(value: float, unit: str) -> str:
 
 
 def describe(plan: run_plan.Plan, experiment: str, data_sha256: str | None) -> dict[str, Any]:
-    """Return the entries of summary.json that do not depend on the training, of a run or of a run of a study."""
+    """Return the entries of a run's summary.json that are known before the training."""
     return {
         "experiment": experiment,
         "steps": plan.steps,
@@ -79,7 +79,8 @@ def write_result(
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    figures: run.Work.figures of the work. final: the final metrics. common: the other entries of summary.json.
+    figures: (params, folder, rows of metrics.jsonl), as run.Figures. final: the final metrics. common: the other
+    entries of summary.json.
     """
     final["params_sha256"] = checkpoint.digest(params)
     if metric := plan.keep_best.metric:
@@ -106,7 +107,7 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
 
 
 def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Draw the figures (runs.Work.figures). Return the paths of the files, and the further metrics.
+    """Draw the figures (as in `write_result`). Return the paths of the files, and the further metrics.
 
     An error is printed, and does not end the run; results before it are returned. Only a RunError is raised.
     """

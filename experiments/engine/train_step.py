@@ -57,7 +57,8 @@ class Task(NamedTuple):
     watch: Mapping[str, watches.Watch] = {}  # by their names in train.watch
     frozen: Sequence[str] = ()  # patterns of the parameters that are not trained (freeze.select_trained)
     fixed: Sequence[str] = ()  # patterns of arrays that are no parameters: optim.frozen cannot unfreeze them
-    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # () -> train and evaluation, from training data
+    # () -> {"train": ..., "evaluation": ...}, both from training data, for the runs that tune a study's settings
+    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None
     deterministic: bool = False  # train.deterministic
     # (name, shift): the loss at token n may depend on batch[name] up to its token n - shift only (causality.py)
     causal: tuple[str, int] | tuple[()] = ()
@@ -241,7 +242,7 @@ def train_step(
 
 
 def watch_step(task: Task, state: State, gradient: Any, updates: Any) -> tuple[tuple, dict[str, jax.Array]]:
-    """Return the new states of the watches, and their numbers."""
+    """Return the new state of each watch, and {name: number} of all watches."""
     results = [
         watch.update(watch_state, gradient=gradient, updates=updates, params=state.params)
         for watch, watch_state in zip(task.watch.values(), state.watch, strict=True)

@@ -26,7 +26,7 @@ class Watch(NamedTuple):
 
 
 def sum_squares(tree: Any) -> dict[str, jax.Array]:
-    """Return the sum of squares of the parameters of each layer: "block_1", ..., and of the stages outside: "embed"."""
+    """Return {name: sum of squares of the leaves} for each layer ("block_1", ...) and each other stage ("embed")."""
     total: dict[str, jax.Array] = {}
     for path, leaf in shapes.flat(tree).items():
         nodes, squares = path.split("/"), jnp.square(leaf.astype(jnp.float32))
@@ -61,8 +61,8 @@ WATCHES = {"gradient_norms": Watch(_start, _measure_gradients), "update_ratios":
 def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[str, Watch]:
     """Return the watches that train.watch names. params: the shapes of the parameters. taken: names of the metrics.
 
-    Raises UserError if there is none of a name, or if the user's fails, returns anything but single numbers, or gives
-    one of them a name that the log has already.
+    Raises UserError if no watch has such a name. A watch of the user's is also refused if it fails, if it returns
+    anything but single numbers, or if the log already has another number of the same name.
     """
     chosen, used = {name: by_name.choose("watch", name, WATCHES) for name in names}, {*taken, *RESERVED}
     for name, watch in chosen.items():

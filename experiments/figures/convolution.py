@@ -21,7 +21,8 @@ def kernels_and_weights(
 ) -> pathlib.Path:
     """Draw the true and the learned kernel by feature and offset; below, the weights A of at most 8 heads.
 
-    Head h attends to the key at offsets[h] from the query. difference: of constructed attention to numpy.convolve.
+    In constructed_HNS, head h attends only to the key at offsets[h] from the query. difference: the largest absolute
+    difference between attention with these weights and numpy.convolve.
     """
     H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     cut = f" ({drawn} of {H} heads)" if drawn < H else ""
@@ -49,7 +50,10 @@ def kernels_and_weights(
 def _draw_matrices(
     part: figure.SubFigure, matrices: dict[str, np.ndarray], axes: tuple[str, str], style: dict[str, Any], label=""
 ) -> np.ndarray:
-    """Draw matrices side by side with their names and one colour bar. axes: the labels of rows and columns."""
+    """Draw matrices side by side with their names and one colour bar. Return their axes, one for each matrix.
+
+    axes: the labels of rows and columns. style: arguments of `imshow`. label: of the colour bar.
+    """
     panels = part.subplots(1, len(matrices), squeeze=False)[0]
     for panel, (name, matrix) in zip(panels, matrices.items(), strict=True):
         image = panel.imshow(matrix, **style)

@@ -55,7 +55,10 @@ def write(drawing: figure.Figure, path: Path, *, dpi: int = DPI) -> pathlib.Path
 
 
 def visible(text: str, most: int = 14) -> str:
-    """Return the text with symbols for white space and codes for letters without a font. The middle is cut."""
+    """Return the text with symbols for white space and codes for letters without a font.
+
+    If it has more than `most` letters, "…" replaces its middle.
+    """
     short = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
     return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _find_font(c) else f"<{ord(c):x}>") for c in short)
 
@@ -139,7 +142,7 @@ def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
 
 
 def round_ticks(most: int) -> ticker.Locator:
-    """Return a locator of about `most` ticks at integers, if the axis is long enough: 0, 50, 100 rather than 0, 60."""
+    """Return a locator of about `most` ticks at round integers: 0, 50, 100 rather than 0, 60, 120."""
     return ticker.MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=True)
 
 
@@ -192,9 +195,10 @@ def spread(count: int, most: int) -> list[int]:
 def heads(
     drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, before: str | None = None
 ) -> tuple[dict, str]:
-    """Return {(layer, head): labelled axes of height x width inches}, and a line for the title about omissions ("").
+    """Return {(layer, head): labelled axes}, and a line for the title about omitted layers and heads, "" if none.
 
-    before: the title of an extra first column, with the key head = -1; "" leaves it empty; None: no extra column.
+    The axes have height x width inches. before: the title of an extra first column, with the key head = -1; "" leaves
+    it empty; None: no extra column.
     """
     M, H = A_MHNS.shape[:2]
     layer_I, head_J = spread(M, MOST_LAYERS), [-1] * (before is not None) + spread(H, MOST_HEADS)

@@ -8,7 +8,7 @@ from experiments.config import errors
 
 
 def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None) -> dict[str, tuple[float, str]]:
-    """Return the baseline of a Task: the accuracy of always predicting one of W tokens.
+    """Return a Task's baseline {"accuracy": (share, description)}: the accuracy of always predicting one of W tokens.
 
     token: the most frequent one of the training data; None: the most frequent target of the evaluation. Raises
     UserError if no token of the evaluation is a target.
@@ -25,7 +25,7 @@ def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None)
 
 
 def guess_class(evaluation: Sequence[dict], *, train_label_B: np.ndarray) -> dict[str, tuple[float, str]]:
-    """Return the baseline of a Task: always predict the training data's most frequent class."""
+    """Return a Task's baseline {"accuracy": (share, description)}: always predict the most frequent training class."""
     label, right, count = np.bincount(train_label_B).argmax(), 0.0, 0.0
     for i in range(len(evaluation)):
         batch = evaluation[i]
@@ -37,9 +37,9 @@ def guess_class(evaluation: Sequence[dict], *, train_label_B: np.ndarray) -> dic
 def average_error(
     evaluation: Sequence[dict], *, target: Callable[[dict], np.ndarray], average_NP: np.ndarray, guess: str
 ) -> dict[str, tuple[float, str]]:
-    """Return the baseline of a Task: the mean squared error of always predicting average_NP, over tokens with weight.
+    """Return a Task's baseline {"loss": (error, description)}: the mean squared error of always predicting average_NP.
 
-    target: a function batch -> target_BNP. guess: what average_NP is.
+    Only tokens with weight count. target: a function batch -> target_BNP. guess: a description of average_NP.
     """
     error = count = 0.0
     for i in range(len(evaluation)):

@@ -59,9 +59,9 @@ def language_model(
 ) -> models.Model:
     """Return a model of texts with W token ids and up to N tokens, which predicts tokens or, with C, classes.
 
-    head: one of the variants of tfm/head.py; None: that of classes which `output`, the setting text.head, names. C:
-    number of classes; 0 for tokens. layout, mask: arguments of `model`. Raises UserError for settings that are
-    wrong or do not fit together.
+    output: the setting text.head. head: a variant of tfm/head.py for tokens; None: the head for classes that `output`
+    names. C: number of classes; 0 for tokens. layout, mask: arguments of `model`. Raises UserError for settings that
+    are wrong or do not fit together.
     """
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation, norm = mlp.ACTIVATIONS.get(layer), variants.choose(m, "norm")
@@ -83,7 +83,7 @@ def language_model(
 
 
 def bind_sizes(choice: variant.Variant, **sizes: Any) -> variant.Variant:
-    """Return the variant with an `init` that has these sizes already."""
+    """Return the variant with these sizes bound to its `init`."""
     return choice._replace(init=functools.partial(choice.init, **sizes))
 
 
@@ -120,7 +120,7 @@ def masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, patch: in
 
 
 def count_patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
-    """Return (N, P): the number of patches, and the values of a patch. Raises UserError if they do not fit."""
+    """Return (N, P): the number of patches, and of values in each. Raises UserError unless `patch` divides Y and X."""
     if patch < 1 or Y % patch or X % patch:
         raise errors.UserError(
             f"image.patch = {patch}: images of {Y} x {X} pixels do not divide into patches of {patch} x {patch}. "
@@ -222,10 +222,10 @@ def fit_spec(
     unroll: Callable[[layouts.Layout], tuple[bool, str]],
     layout: layouts.Layout,
 ) -> transformer.Spec:
-    """Return the spec for these devices: with their attention, and with layers unrolled or in a loop.
+    """Return the spec for the devices of `layout`: with their function of attention, and layers unrolled or in a loop.
 
-    attend: by platform and ring of devices, those of the training; others, such as any platform for figures and
-    generation, have attend[None]. unroll: `choose_unrolling`.
+    attend: (platform, mesh axis of the ring) of the training -> its function of attention; None -> the function for
+    all other layouts, for example in figures and generation. unroll: layout -> the result of `choose_unrolling`.
     """
     attention = spec.block.attention._replace(attend=attend.get((layout.platform, layout.sequence), attend[None]))
     return spec._replace(block=spec.block._replace(attention=attention), unroll=unroll(layout)[0] or 1)
@@ -321,7 +321,7 @@ def average_tokens(logits_BNC: jax.Array, valid_BN: jax.Array) -> jax.Array:
 
 
 def add_window(m: configs.Settings, mask: masks.Mask | None) -> masks.Mask | None:
-    """Return the mask within the sliding window of model.window; the mask itself if there is no window (0)."""
+    """Return the mask that also hides tokens outside the sliding window model.window. Without a window (0): `mask`."""
     if not m.window:
         return mask
     window = masks.window(m.window)

@@ -35,7 +35,7 @@ def check_model(m: configs.Settings, *, N: int, cross: bool) -> None:
 
 
 def check_sizes(m: configs.Settings) -> dict[str, int]:
-    """Return the sizes {"M": ..., "D": ..., "H", "K", "F"}. Raises UserError if these or G do not fit together."""
+    """Return {"M", "D", "H", "K", "F": the size}. Raises UserError if one of them or G is invalid."""
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
     configs.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
     K_is_default = m.K == m.D // m.H

@@ -1,7 +1,7 @@
 """Calls of a Flax module, nnx or linen, as functions of its arrays by path, and the checks of what a call does.
 
-A collection is that of linen, or the type of an nnx variable: `params` stands for nnx.Param too, `batch_stats` for
-nnx.BatchStat. Arrays of all other collections, such as constants, are fixed: drawn once, and never trained.
+A collection is a collection of linen, or the type of an nnx variable: `params` stands for nnx.Param too, `batch_stats`
+for nnx.BatchStat. Arrays of all other collections, such as constants, are fixed: drawn once, and never trained.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ SHOWN = (
     "Perturbation",
     "attribute",
 )  # collections that only show values
-MOST = 2**24  # up to this all integers are float32 numbers
+MOST = 2**24  # float32 represents all integers up to this one exactly
 FORM = '(logits, {"loss_balance": (sum, count)})'
 
 
 class Called(NamedTuple):
-    """The result of a call: its outputs, the state that it changed by path, and path -> collection of what it sowed."""
+    """The result of a call: its outputs, {path: new value} of changed state, and {path: collection} of sown values."""
 
     outputs: Any
     changed: dict[str, Any]
@@ -43,7 +43,7 @@ class Called(NamedTuple):
 
 
 class _Calls:
-    """The part that both kinds of modules share: creation, and the properties known after `init` and first calls."""
+    """The base class of NNX and Linen: creates modules, and records their properties in `init` and in calls."""
 
     def __init__(self, cls: type, given: Mapping[str, Any], inputs: jax.ShapeDtypeStruct, options: dict):
         self._cls, self._given, self._inputs, self._options = cls, given, inputs, options
@@ -52,7 +52,7 @@ class _Calls:
         self.norms: set[str] = set()  # paths of the batch norms
 
     def choose_flags(self, train: bool, method: str = "__call__") -> dict[str, bool]:
-        """Return the flags of the training mode that a method takes, with their values."""
+        """Return {argument: value} of the arguments of a method that set the training mode (FLAGS)."""
         parameters = inspect.signature(getattr(self._cls, method)).parameters
         return {name: value is train for name, value in FLAGS.items() if name in parameters}
 
@@ -62,12 +62,12 @@ class _Calls:
         return [p.name for p in parameters if isinstance(p.default, bool) and p.name not in FLAGS]
 
     def _make(self, train: bool, **arguments: Any) -> Any:
-        """Return the module. A flag of its call is not an argument of the constructor too."""
+        """Return a new module. A flag of the training mode that its call takes is not passed to its constructor."""
         flags = self.choose_flags(train, "__init__").items() - self.choose_flags(train).items()
         return self._cls(**self._given, **dict(flags), **arguments)
 
     def _see(self, module: Any, path: str, axes: tuple) -> None:
-        """Record a module with dropout, or a batch norm, which shall average over these axes of the mesh."""
+        """Record the path of a dropout or batch norm module. axes: of the mesh, over which the norm shall average."""
         if isinstance(module, linen.BatchNorm | nnx.BatchNorm):
             self.norms.add(path)
             if axes:  # object: a linen module is frozen
@@ -131,7 +131,7 @@ class NNX(_Calls):
             return self._make(train, rngs=nnx.Rngs(key))
 
     def _find(self, module: nnx.Module, *, numbers: bool = False) -> dict[str, tuple[str, list]]:
-        """Return path -> collection and values, without the random state. numbers: also Python's and NumPy's.
+        """Return {path: (collection, arrays)} of all state but random state. numbers: include Python and NumPy numbers.
 
         A variable that two places share has one path.
         """
@@ -188,7 +188,7 @@ def choose(cls: type) -> type[_Calls]:
 
 
 def stop_gradients(leaves: Mapping[str, jax.Array], collections: Mapping[str, str]) -> dict[str, jax.Array]:
-    """Return the arrays, with stop_gradient applied to those that are no parameters."""
+    """Return the arrays, with stop_gradient applied to all but parameters. collections: path -> collection."""
     return {p: leaf if collections[p] == PARAMS else jax.lax.stop_gradient(leaf) for p, leaf in leaves.items()}
 
 
@@ -222,10 +222,11 @@ def _set(parent: Any, path: tuple, leaf: jax.Array) -> None:
 def check(
     label: str, calls: _Calls, shapes: dict[str, jax.ShapeDtypeStruct], inputs: Any, options: dict
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return the paths of fixed arrays, those of running statistics, and lines about the module. label: its name.
+    """Return the paths of fixed arrays, the paths of running statistics, and lines to print about the module.
 
-    Raises UserError if a call does what a run cannot repeat: it changes other state than batch statistics, it changes
-    state in evaluation, its dropout does not follow the training mode, or it sows a loss.
+    label: the module's name in messages. shapes: its arrays by path. options: further arguments of its call. Raises
+    UserError if a call does what a run cannot repeat: it changes other state than batch statistics, it changes state in
+    evaluation, its dropout does not follow the training mode, or it sows a loss.
     """
     arguments, called = (shapes, inputs, jax.eval_shape(jax.random.key, 0)), {}
 
@@ -244,7 +245,11 @@ def check(
     errors.refuse(
         (dropout and not draws[True], f"{label}: the dropout of `{dropout}` does nothing in training. {flags}"),
         (draws[False], f"{label}: the dropout of `{dropout}` is on in evaluation. {flags}"),
-        (frozen and unknown, f"{label}: {frozen[:1]} never change, and {unknown[:1]} is no known flag. {flags}"),
+        (
+            frozen and unknown,
+            f"{label}: the batch statistics `{''.join(frozen[:1])}` do not change in training, and the argument "
+            f"`{''.join(unknown[:1])}` of the call is not a known flag. {flags}",
+        ),
     )
     fixed = sorted(
         path for path, kind in calls.collections.items() if kind not in (PARAMS, STATISTICS) and path in shapes
@@ -271,7 +276,7 @@ def check_dtypes(label: str, calls: _Calls, shapes: dict[str, jax.ShapeDtypeStru
 
 
 def _check_changes(label: str, calls: _Calls, called: dict[bool, Called]) -> None:
-    """Raise UserError for state that a call may not change, and for a sown loss. called: by training mode."""
+    """Raise UserError for changed state that may not change, and for a sown loss. called: training mode -> result."""
     for train, place in ((True, "training"), (False, "evaluation")):
         for path in called[train].changed:
             kind = calls.collections.get(path, "attribute")

@@ -49,10 +49,11 @@ def make(
     padded: bool = False,
     **sizes: int,
 ) -> tuple[models.Model, list[str]]:
-    """Return the model that m.flax names, for a batch like `inputs`, and the paths of statistics of one device only.
+    """Return the model of the module m.flax, and the paths of batch statistics that would differ between devices.
 
-    layout: the devices of the training. outputs: the shape of its logits. padded: whether batches have padding. sizes:
-    arguments that it may take, such as W and N. Raises UserError if it fails, or returns another shape.
+    layout: the devices of the training. inputs, outputs: the shapes of a batch and of its logits. padded: whether
+    batches have padding. sizes: arguments that the module may take, such as W and N. Raises UserError if the module
+    fails, or returns another shape.
     """
     label = f"model.flax = {m.flax}"
     cls = by_name.choose("Flax module", m.flax, {"": nnx.Linear})
@@ -170,10 +171,11 @@ def choose_options(takes_valid: bool, inputs: Any, valid: jax.Array | None) -> d
 def _name_axes(
     leaves: Mapping[str, jax.ShapeDtypeStruct], specs: Mapping[str, PartitionSpec], *, vectors: Sequence[str]
 ) -> tuple[dict[str, str], str]:
-    """Return path -> name with a letter for each axis, and the letters of the axes whose metadata names `fsdp`.
+    """Return {path: name with a letter for each axis}, and the letters of the axes whose metadata names `fsdp`.
 
-    A letter means one size. The leading axes of a bias, such as heads, get letters of COPIES: weight decay must not
-    take it for a matrix. vectors: paths of others that are no matrices. Raises UserError without letters left.
+    A letter means one size. The leading axes of a bias, such as heads, get letters of COPIES, so that weight decay does
+    not act on it as on a matrix. vectors: paths of other parameters that are not matrices. Raises UserError if the
+    parameters have more sizes than there are letters.
     """
     free, copies, letters = iter(LETTERS), iter(COPIES), {}
     names = {}
@@ -199,7 +201,10 @@ def _list_names(axes: Iterable) -> list[str]:
 def describe(
     leaves: Mapping[str, jax.ShapeDtypeStruct], specs: Mapping[str, PartitionSpec], *, blind: bool
 ) -> list[str]:
-    """Return the lines of a run: about the partitioning metadata, and about padding if the module is blind to it."""
+    """Return the lines that a run prints about partitioning metadata, and about padding that the module cannot see.
+
+    leaves: shapes by path. blind: whether batches have padding, but the module takes no argument `valid`.
+    """
     lines = [f"padding: your Flax module does not see it, because its call has no argument `{VALID}`"] if blind else []
     names = {path: _list_names(spec) for path, spec in specs.items()}
     if any(names.values()):
@@ -214,9 +219,9 @@ def describe(
 def build(
     m: configs.Settings, mesh: Mesh, inputs: jax.ShapeDtypeStruct, outputs: tuple[int, ...], **options: Any
 ) -> models.Model:
-    """Return the model that m.flax names; mesh.fsdp shards the parameters whose metadata says so.
+    """Return the model of the module m.flax; mesh.fsdp shards the parameters whose metadata names this axis.
 
-    The arguments are those of `make`. Raises UserError for devices that share the module in another way.
+    inputs, outputs, options: arguments of `make`. Raises UserError if another axis of the mesh would shard the module.
     """
     errors.refuse(
         (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: it needs names that state the shapes"),

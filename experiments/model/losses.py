@@ -28,9 +28,10 @@ METRICS = {"top5": Metric(loss.top5, "more"), CROSS_ENTROPY: Metric(loss.cross_e
 
 
 def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, jax.Array], Ratios]:
-    """Return a function (logits, target, weight) -> {"loss", "accuracy", ...}, by train.loss and train.metrics.
+    """Return the function (logits, target, weight) -> {metric: (sum, count)} for train.loss and train.metrics.
 
-    Raises UserError if a loss or metric of the user's fails, or does not return (sum, count).
+    The metrics are "loss", "accuracy" and those of train.metrics. Raises UserError if a loss or metric of the user's
+    fails, or does not return (sum, count).
     """
     name, metrics = settings.train.loss, choose_metrics(settings.train.metrics)
     if name.partition(":")[0] in NUMBERED:
@@ -62,8 +63,8 @@ def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
     wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
     if wrong or len(metrics) < len(names):
         raise errors.UserError(
-            f"train.metrics = {list(names)}: each metric needs a name of its own, which is none of "
-            f'{", ".join(checkpoint.BETTER)}, and better = "more" or "less"'
+            f"train.metrics = {list(names)}: each metric needs a name that no other metric has (taken: "
+            f'{", ".join(checkpoint.BETTER)}), and better = "more" or "less"'
         )
     return metrics
 
@@ -107,7 +108,8 @@ def choose_token_loss(
     """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of target_BN and weight_BN.
 
     The cross-entropy never stores the logits of all tokens (loss.in_chunks), but any other loss, and train.metrics,
-    receive them. sparse: True if few tokens have a target. Raises UserError for these if devices share the vocabulary.
+    receive them. sparse: True if few tokens have a target. Raises UserError if train.loss or train.metrics needs all
+    logits, and devices share the vocabulary.
     """
     if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics:
         loss_of_head = functools.partial(model.loss, sparse=sparse)
@@ -133,8 +135,8 @@ def choose_class_loss(
 ) -> Callable[..., Ratios]:
     """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of label_B and weight_B.
 
-    predict: (params, x_BND, batch, layout) -> logits_BC; None: those of the model's head. If the images are mixed
-    (mixup, cutmix), other_label_B counts with other_share_B, and label_B with the rest.
+    predict: (params, x_BND, batch, layout) -> logits_BC; None: the logits of the model's head. If the images are mixed
+    (mixup, cutmix), the loss of other_label_B has the weight other_share_B, and that of label_B 1 - other_share_B.
     """
     measure = choose_loss(settings)
 
@@ -154,7 +156,7 @@ def choose_class_loss(
 
 
 def explain_variance(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> Ratios:
-    """Return {"loss", "explained"}: the squared error, and the share of the variance that the prediction explains.
+    """Return {"loss", "explained": (sum, count)}: the squared error, and the explained share of the variance.
 
     The variance is the squared distance of the targets from average_NP. Only tokens with weight count.
     """

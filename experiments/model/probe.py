@@ -69,7 +69,10 @@ def add_head_scores(task: train_step.Task, look: Callable[[Any, dict], dict], *,
 
 
 def choose_heads(rows: list[dict]) -> dict[str, str]:
-    """Return {metric: label} of the heads with the largest scores in the last row that has any. rows: the log."""
+    """Return {metric: label for a figure} of the heads with the largest scores at the end of a log.
+
+    rows: those of metrics.jsonl; the last one that has scores of heads decides.
+    """
     last = next((row for row in reversed(rows) if any(name.startswith("heads/") for name in row)), {})
     labels = {}
     for name, label in HEADS.items():

@@ -12,7 +12,7 @@ from tfm import layout as layouts
 def choose_layout(settings: configs.Settings, mesh: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
     """Return the layout of the model of the section `model` over this mesh.
 
-    W: size of the vocabulary. N, head: number of patches, and the setting image.head, of an image model. Raises
+    W: size of the vocabulary (0: none). N, head: for images, the number of patches and the setting image.head. Raises
     UserError if the devices of the mesh cannot share the model.
     """
     m = settings.model

@@ -7,7 +7,7 @@ import numpy as np
 from experiments.config import errors, settings as configs
 from experiments.engine import batches
 
-BLOCK, SHARE = 32, 10  # of SHARE blocks, each of BLOCK examples that do not overlap, one is for tuning
+BLOCK, SHARE = 32, 10  # one block in SHARE is for tuning; a block has BLOCK examples that do not overlap
 TOKENS = 2**14  # tokens in an evaluation batch; a larger batch would only need more memory
 Examples = tuple[batches.Fetch, int]  # a function that fetches examples by index, and the number of examples
 
@@ -17,8 +17,8 @@ def make_splits(
 ) -> dict[str, Any]:
     """Return the fields `train`, `evaluation`, `tokens_per_example` and `tuning` of a Task.
 
-    tokens: number of tokens in an example. stride: training examples do not overlap if their indices differ by this
-    much (windows of N tokens: N).
+    train, evaluation: the examples of both parts of the data. tokens: number of tokens in an example. stride: training
+    examples do not overlap if their indices differ by this much (windows of N tokens: N).
     """
 
     def make_batches(train: Examples, evaluation: Examples) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def make_splits(
 
 
 def evaluation_batch_size(t: configs.Settings, tokens: int, n: int) -> int:
-    """Return the number of examples in an evaluation batch: about TOKENS tokens, but no more than all n examples.
+    """Return the number of examples in an evaluation batch: about TOKENS tokens, but no more than n needs.
 
-    t: the section `train`. tokens: number of tokens in an example. The batch is a multiple of a training microbatch,
-    which fits into memory and which the devices share evenly.
+    t: the section `train`. tokens: number of tokens in an example. n: number of examples. The batch is a multiple of a
+    training microbatch, which fits into memory and which the devices share evenly.
     """
     microbatch = max(1, t.batch_size // max(1, t.accumulation))
     return microbatch * max(1, min(TOKENS // (microbatch * tokens), -(-n // microbatch)))

@@ -1,4 +1,4 @@
-"""Make the Work of an experiment from its parts, and compute what the figures of experiments show."""
+"""Make the Work of an experiment from model, loss and data, and compute what the figures of experiments show."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ def make_work(
 
 
 def predict_classes(work: runs.Work, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most likely class of each of the n held-out examples, and its probability."""
+    """Return (class_B, probability_B): the most likely class of each of n held-out examples, and its probability."""
 
     @jax.jit
     def predict(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:

@@ -75,7 +75,7 @@ def split(setting: str, text: str) -> tuple[str, str]:
 
 
 def join(setting: str, name: str, numbers: str) -> str:
-    """Return the inverse of `split`, without default numbers."""
+    """Return the name with its numbers, such as "rotary:500000", or the name alone if they are the defaults."""
     return name if numbers == DEFAULTS[setting] else f"{name}:{numbers}"
 
 
@@ -129,7 +129,7 @@ def _make_skew(m: configs.Settings, rank: str) -> score.Score:
 
 
 def choose_all(m: configs.Settings) -> dict[str, Any]:
-    """Return the variants of the section `m` by setting, with G heads of keys and values where they support this."""
+    """Return {setting: variant} for each key of MODULES, with G heads of keys and values if a variant allows this."""
     chosen = {setting: choose(m, setting) for setting in MODULES}
     for setting in ("score", "value"):
         variant = chosen[setting]
@@ -192,9 +192,10 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
 def _find_misfits(
     arrays: dict[str, tuple], letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool
 ) -> Iterator[tuple[bool, str]]:
-    """Yield (whether it is wrong, a sentence) on sizes of the parameters, queries, keys and position code.
+    """Yield (is_fault, sentence) for each check of the sizes of the parameters, queries, keys and position code.
 
-    arrays: the shapes of queries, keys and position code. letters: the sizes of the parameters. n: number of tokens.
+    arrays: the shapes of queries, keys and position code. letters: the sizes of the parameters. sizes: the right ones.
+    n: number of tokens. rotary: positions rotate queries and keys. from_keys: values are made of keys.
     """
     for letter in "HKDF":
         size = letters.get(letter, sizes[letter])
@@ -215,8 +216,8 @@ def _find_misfits(
 def check_scales(m: configs.Settings, spec: blocks.Spec, params: dict, changed: set[str]) -> None:
     """Raise UserError if score_std, output_std or mup is set but does not scale the matrices of its variant.
 
-    changed: which of the two are set by single runs of a study. A variant declares its matrices (Score.inner,
-    Value.output, Variant.output).
+    changed: the settings among score_std and output_std that single runs of a study set. A variant declares its
+    matrices in a field: Score.inner, Value.output or Variant.output.
     """
     if m.mup:
         with by_name.user_errors(f"model.mup = {m.mup}"):

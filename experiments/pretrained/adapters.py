@@ -24,7 +24,10 @@ FORM = "rank, rank:parts or rank:parts:alpha, such as 8, 8:score,value or 8:Uq_H
 
 
 def parse(text: str) -> tuple[int, tuple[str, ...], float]:
-    """Return (rank, parts, alpha) of optim.lora. By default the parts are the blocks, and alpha is the rank."""
+    """Return (rank, parts, alpha) of optim.lora. By default the parts are the blocks, and alpha is the rank.
+
+    Raises UserError for another form.
+    """
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
     rank, parts, alpha = match.groups() if match else ("", "", "")
     if not match or not 0 < (scale := float(alpha or rank)) <= configs.LARGEST_FLOAT:
@@ -33,7 +36,7 @@ def parse(text: str) -> tuple[int, tuple[str, ...], float]:
 
 
 def split_parts(init_fresh: str) -> tuple[str, ...]:
-    """Return the parts of a model that init_fresh names."""
+    """Return the names in init_fresh: ("head", "position") for "head, position"."""
     return tuple(filter(None, (part.strip() for part in init_fresh.split(","))))
 
 
@@ -45,7 +48,10 @@ def merge(params: dict, text: str) -> dict:
 
 
 def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Mesh) -> runs.Work:
-    """Prepare the experiment, with adapters if optim.lora is set. The default figure is the loss curve."""
+    """Return the Work that the experiment prepares, with adapters if optim.lora is set. The default figure is the loss.
+
+    experiment: a module with a function `prepare`.
+    """
     work = experiment.prepare(settings, devices)
     if not isinstance(work, runs.Work):
         raise errors.UserError(f'the experiment "{settings.experiment}": prepare must return a runs.Work')
@@ -73,7 +79,7 @@ def describe_positions(m: Mapping[str, Any]) -> list[str]:
 
 
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
-    """Return the work with the adapters of optim.lora. Raises UserError if there is nothing to adapt."""
+    """Return the work with the adapters of optim.lora. Raises UserError if no trained model is loaded (init_from)."""
     text, task = settings.optim.lora, work.task
     if not text:
         return work

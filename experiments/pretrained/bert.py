@@ -25,10 +25,11 @@ NEXT_SENTENCE = "cls.seq_relationship."
 
 
 def name_heads(masked: str, classes: str, *, transform: str = "mlp", pooler: str = "tanh") -> dict[str, families.Head]:
-    """Return the heads of BERT, whose tensors have these names.
+    """Return {kind: head} of BERT, for tensors with these names.
 
-    masked: of the layer before the output, its norm, the output matrix, and the bias of the output. classes: of the
-    layer before the output of a classifier of texts, and the output. transform, pooler: the activations of the layers.
+    masked: four names, of the layer before the output, its norm, the output matrix, and the output's bias. classes: two
+    names, of the layer before the output of a classifier of texts, and of the output. transform, pooler: the activation
+    of the first layer in `masked` and in `classes`.
     """
     dense, norm, decoder, bias = masked.split()
     masked_table = {f"{dense}.*": "head/transform/W b", f"{norm}.*": "head/transform/norm/gain shift"}
@@ -44,7 +45,7 @@ def name_heads(masked: str, classes: str, *, transform: str = "mlp", pooler: str
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the name of transformers' class if the file has the head that predicts the next sentence."""
+    """Return {"architectures": [transformers' class]} if the file has a head for the next sentence; otherwise {}."""
     if not any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
         return {}
     suffix = "ForNextSentencePrediction" if settings["headless"] else "ForPreTraining"
@@ -52,13 +53,16 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 
 
 def _find_output(family: families.Family) -> tuple[str, str]:
-    """Return the names of the bias of the output for masked tokens: in our table, and the copy next to the matrix."""
+    """Return both names that the output's bias for masked tokens has in files: that in our table, and the other one."""
     *_, bias, decoder = family.heads["masked"].table
     return bias, decoder.replace("weight", "bias")
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with the current names of norms. The decoder's copy of an untied output's bias replaces it."""
+    """Return the tensors with the names that norms have today.
+
+    If the output is not tied, its bias is the one next to its matrix (`_find_output`), which replaces the other one.
+    """
     bias, copy = _find_output(family)
     for old, name in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         arrays = {key.replace(old, name): x for key, x in arrays.items()}

@@ -42,14 +42,15 @@ LAYER += ("mlp/W1 b1", "mlp/W2 b2", "norm2/gain shift", "mlp/Wg bg")
 
 
 def name_sizes(**defaults: int) -> dict[str, tuple[str, int]]:
-    """Return the entries of a table's `sizes` for sizes with the usual names."""
+    """Return Family.sizes, {letter: (field, default)}, for fields with the names that most families have (SIZES)."""
     return {letter: (SIZES[letter], default) for letter, default in defaults.items()}
 
 
 def name_layer(layer: str, names: str) -> dict[str, str]:
-    """Return the table of a layer's tensors. layer: the beginning of their names.
+    """Return {name of a layer's tensors: our paths}, entries of Family.table. layer: the beginning of the names.
 
-    names: of queries, keys, values, output, norm of attention, the MLP's two matrices and its norm, and of a gate.
+    names: the further names, divided by spaces: queries, keys, values, output and norm of attention, the MLP's two
+    matrices and its norm, and a gate. The last ones may be missing.
     """
     return {f"{layer}{name}.*": f"blocks/{ours}" for name, ours in zip(names.split(), LAYER, strict=False)}
 
@@ -71,16 +72,17 @@ class Family(NamedTuple):
     architecture: str  # the beginning of the names of transformers' classes
     # The table of config.json. A field that is null or missing has the default.
     sizes: Mapping[str, tuple[str, int]]  # letter -> (field, default)
-    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {its value: our value}), default first
+    choices: Mapping[str, tuple[str, Mapping[Any, Any]]]  # setting -> (field, {field's value: ours}), default first
     epsilon: tuple[str, float] | None  # (field, default) of the number of model.norm
-    # The tables of tensors. Those that our model lacks, such as biases, are not in the file.
+    # The tables of tensors. Entries for parameters that a model lacks, such as biases, are ignored (tensors.select).
     prefix: str
     table: Mapping[str, str]  # without the head
     heads: Mapping[str, Head]  # kind (trained.DOES) -> head
-    read: Callable[..., Settings] = lambda config, settings: settings  # -> the settings, completed
+    # (config, settings of the tables) -> the settings, completed by fields that are not in the tables
+    read: Callable[..., Settings] = lambda config, settings: settings
     # (settings, family) -> the fields of config.json that are not in the table
     write: Callable[..., dict[str, Any]] = lambda settings, family: {}
-    transposed: bool = False  # the matrices of layers (tensors.select)
+    transposed: bool = False  # whether the matrices of layers have a row for each input (tensors.select)
     plain: Settings = PLAIN  # settings that are not in config.json
     fixed: Mapping[str, Any] = {}  # fields for which one value is supported, which is also the default
     ids: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields that are ids of tokens
@@ -92,7 +94,7 @@ class Family(NamedTuple):
 
 
 def read(family: Family, config: HfConfig) -> Settings:
-    """Return the settings of a config.json. Raises UserError for a value that is not supported."""
+    """Return the settings that a config.json means. Raises UserError for a value that is not supported."""
     expect(config, family.fixed)
     settings = dict(family.plain)
     settings |= {letter: size(config, name, default) for letter, (name, default) in family.sizes.items()}
@@ -109,7 +111,7 @@ def read(family: Family, config: HfConfig) -> Settings:
 
 
 def write(family: Family, kind: str, settings: Settings) -> dict[str, Any]:
-    """Return config.json: the inverse of `read`, without fields with one supported value. kind: of the head."""
+    """Return the fields of config.json: the inverse of `read`, without Family.fixed. kind: a key of Family.heads."""
     config = {name: settings[letter] or None for letter, (name, _) in family.sizes.items()}
     for setting, (name, choices) in family.choices.items():
         config[name] = next((theirs for theirs, ours in choices.items() if ours == settings[setting]), None)
@@ -126,7 +128,7 @@ def write(family: Family, kind: str, settings: Settings) -> dict[str, Any]:
 
 
 def name_output(family: Family, kind: str, settings: Settings) -> str:
-    """Return text.head or image.head. The output of a language model may be tied to its embedding."""
+    """Return the value of text.head or image.head, such as "tied+gelu". kind: a key of Family.heads."""
     layer = family.heads[kind].output
     if kind not in ("causal", "masked"):
         return layer
@@ -134,7 +136,7 @@ def name_output(family: Family, kind: str, settings: Settings) -> str:
 
 
 def require(valid: bool, name: str, value: Any, allowed: str) -> None:
-    """Raise UserError unless the value of a field of config.json is valid."""
+    """Raise UserError unless `valid`. name, value: a field of config.json. allowed: its right values, in words."""
     if not valid:
         raise errors.UserError(f"config.json: {name} = {value!r} is not supported. It must be {allowed}.")
 
@@ -164,7 +166,7 @@ def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
 
 
 def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
-    """Raise UserError if a field does not have the only value that is supported. A missing field has this value."""
+    """Raise UserError if a field has another value than in `fixed`, the only supported one. A field may be missing."""
     for name, value in fixed.items():
         choose(config, name, {value: value})
 

@@ -31,7 +31,7 @@ POOLER = {"pooler.dense.weight": "head/pooler/W_DD", "pooler.dense.bias": "head/
 def read(path: str | pathlib.Path) -> trained.Trained:
     """Return the model in a folder (config.json and its safetensors), or in a safetensors file next to a config.json.
 
-    Raises UserError for a family or a setting that is not supported, and as `tensors.read`.
+    Raises UserError for a family or a setting that is not supported, and for tensors that `tensors.read` refuses.
     """
     file = safetensors.file_of(path).with_name("config.json")
     errors.refuse((not file.exists(), f"{file} is missing. It records what the model next to it is"))
@@ -50,11 +50,11 @@ def read(path: str | pathlib.Path) -> trained.Trained:
 
 
 def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathlib.Path) -> trained.Trained:
-    """Return the model that config.json describes and the tensors hold.
+    """Return the model that config.json describes and the tensors hold. path: its folder.
 
-    Its facts include: `headless`, True if it ends before its logits; `ids` that begin, end and pad a text; `aside`,
-    tensors that our models do not have; `pooler`, the arrays, by our paths, with which a new head for classes of texts
-    begins; and `class_layer`, the text.head of such a head in transformers.
+    Its facts include: `headless`, True if it ends before its logits; `aside`, tensors that our models do not have;
+    `pooler`, the arrays, by our paths, with which a new head for classes of texts begins; and `class_layer`, the
+    text.head of such a head in transformers. `read` adds `ids`, the ids that begin, end and pad a text.
     """
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
@@ -98,7 +98,7 @@ def find_head(family: families.Family, hf_config: families.HfConfig, arrays: ten
 def outline(
     name: str, kind: str, settings: families.Settings, path: pathlib.Path
 ) -> tuple[trained.Trained, list[tensors.Line]]:
-    """Return the model of these settings with abstract parameters, and the lines of its tensors."""
+    """Return the model of these settings with abstract parameters, and the lines of its tensors. name: the family."""
     family = FAMILIES[name]
     facts = {key: value for key, value in settings.items() if key not in families.MODEL}
     facts["output"] = families.name_output(family, kind, settings)
@@ -121,7 +121,7 @@ def find_unread(
 
 
 def write(folder: str | pathlib.Path, model: trained.Trained, name: str) -> list[str]:
-    """Write files that transformers opens with from_pretrained, and return their names. name: the family.
+    """Write files that transformers opens with from_pretrained, and return their names. name: the model_type.
 
     The facts are those of `interpret`. A ViT needs `patch`, `image` and `Z`, a Llama needs `N`. Raises UserError, with
     the reason, if the family does not have such a model.
@@ -171,7 +171,7 @@ def describe(
 
 
 def list_lines(model: trained.Trained, name: str) -> list[tensors.Line]:
-    """Return the lines by which `write` writes the model, with the full names of tensors."""
+    """Return the lines (tensors.Line) by which `write` translates the model, with the full names of tensors."""
     family, _, _, lines = describe(model, name)
     return [line._replace(theirs=add_prefix(family, line.theirs)) for line in lines]
 
@@ -182,9 +182,9 @@ def add_prefix(family: families.Family, name: str) -> str:
 
 
 def list_unlike(model: Mapping[str, Any], output: str | None, read_back: families.Settings) -> list[str]:
-    """List the settings that config.json cannot express. model, output: a section `model`, and text.head or image.head.
+    """Return a phrase for each setting that config.json cannot express.
 
-    read_back: settings read from config.json.
+    model: the section `model`. output: text.head or image.head. read_back: the settings read from config.json.
     """
     pairs = {f"model.{name}": (model.get(name), read_back[name]) for name in families.MODEL}
     unknown = model.keys() - {*families.MODEL, *families.FREE}

@@ -25,7 +25,10 @@ BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp"
 def read(
     config: families.HfConfig, settings: families.Settings, *, G: int = 0, K: int = 0, **options: Any
 ) -> families.Settings:
-    """Return the settings with heads of keys, biases, rotary positions, and `options`. G, K: defaults of the fields."""
+    """Return the settings completed by G, K, bias, relative_position, and `options`.
+
+    G, K: defaults of num_key_value_heads and head_dim; 0: H, and D / H.
+    """
     settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:
         settings["K"] = families.size(config, "head_dim", K)
@@ -38,8 +41,8 @@ def read_windowed(
 ) -> families.Settings:
     """Return the settings of a family with a sliding window. Raises UserError if it differs between layers.
 
-    windowed, full: the defaults of use_sliding_window, and of max_window_layers (the first layers have no window).
-    options: as in `read`.
+    windowed, full: the defaults of use_sliding_window, and of max_window_layers, the number of first layers without a
+    window. options: further arguments of `read`.
     """
     settings = read(config, settings, **options)
     config = {"sliding_window": 4096, "max_window_layers": full, **config}

@@ -59,7 +59,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
 
 
 def _open_run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], step: int | None) -> Trained:
-    """Return the model of a run after `step` steps. None: of its best checkpoint, if it is kept, or of its newest."""
+    """Return the model of a run after `step` steps; None: its best checkpoint with train.keep_best, else the newest."""
     if module := config["model"].get("flax"):
         raise errors.UserError(
             f"{folder} has the Flax module model.flax = {module}, which the tools cannot open. Use the result of "
@@ -93,12 +93,13 @@ def _prepare_own(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[s
     with contextlib.redirect_stdout(None):
         settings = config_files.load_settings(str(folder / "config.json"), changes)
         model = by_name.load_experiment(name).prepare(settings, meshes.make(data=1)).model
-    errors.refuse((model is None, f"{folder}: the experiment {name} prepares no Work.model, which the tools would use"))
+    missing = f"{folder}: the tools need Work.model, which prepare of the experiment {name} does not return"
+    errors.refuse((model is None, missing))
     return model
 
 
 def _find_facts(config: dict[str, Any], params: dict, experiment: str) -> tuple[str, dict[str, Any]]:
-    """Return a run's kind of model, and its facts. experiment: the built-in one that defines the model (Work.kind)."""
+    """Return Trained.kind and .facts of a run. experiment: the built-in one that defines the model (Work.kind)."""
     kind, values, head = RUNS.get(experiment, experiment), configs.flat(config), params.get("head", {})
     if experiment not in FACTS and kind in trained.DOES:
         kind = f"{experiment} (a file of yours)"  # for example image.py, which is not our vision.py

@@ -42,7 +42,7 @@ def read(config: families.HfConfig, N: int) -> str:
 
 
 def write(settings: families.Settings) -> dict[str, Any]:
-    """Return the fields of config.json: the inverse of `read`. They include the fields before transformers 5."""
+    """Return the fields of config.json: the inverse of `read`. They include the fields that transformers 4 reads."""
     base, *scaling = variants.split("relative_position", settings["relative_position"])[1].split(":")
     kind, *numbers = scaling or ["default"]
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": float(base)}

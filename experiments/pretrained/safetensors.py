@@ -24,7 +24,10 @@ NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of 
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Return all arrays by name, of the file that `file_of` finds, or of all files that an index names."""
+    """Return all arrays by name, of the file that `file_of` finds, or of all files that an index names.
+
+    Raises UserError if a file is missing or damaged, or outside the folder of the index.
+    """
     path = file_of(path)
     if not path.name.endswith(".index.json"):
         return _read_file(path)
@@ -57,7 +60,10 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
 
 
 def file_of(path: str | os.PathLike) -> pathlib.Path:
-    """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files."""
+    """Return the file that a path means: this file, or in a folder model.safetensors or the index of several files.
+
+    Raises UserError if there is none, or only pickles.
+    """
     path = pathlib.Path(path)
     candidates = [path / FILE, path / INDEX] if path.is_dir() else [path]
     file = next((file for file in candidates if file.is_file()), None)

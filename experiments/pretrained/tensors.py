@@ -26,7 +26,7 @@ QUANTISED = "Quantised models are not read. Use the original model, with weights
 
 
 class Line(NamedTuple):
-    """A line of a table: the name of their tensor, or of one in each layer, and the paths of our parameters in it."""
+    """A line of a table: the name of their tensor ({m}: one in each layer), and the paths of our parameters in it."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -34,7 +34,10 @@ class Line(NamedTuple):
 
 
 def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
-    """Return the lines for the parameters of our tree. transposed: the file has the transposed matrices of layers."""
+    """Return the lines of the table whose parameters are all in our tree.
+
+    transposed: the file's matrices of layers have a row for each input.
+    """
     paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
     for theirs, ours in table.items():
         if theirs.endswith("*"):
@@ -57,7 +60,7 @@ def names(line: Line, flat: Mapping[str, Any]) -> list[str]:
 
 
 def read(lines: Sequence[Line], tensors: Arrays, params: Any, label: str) -> dict[str, np.ndarray]:
-    """Return our float32 arrays by path. params: our tree, with the shapes.
+    """Return our float32 arrays by path. tensors: their arrays by name. params: our tree, with the shapes.
 
     Raises UserError, which begins with the label, for tensors that are missing, left over, or of another shape.
     """
@@ -97,7 +100,10 @@ def write(lines: Iterable[Line], params: Any) -> dict[str, np.ndarray]:
 
 
 def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the order of our axes in their tensor: layers, rows, columns; and how many rows and columns it has."""
+    """Return the order of our axes in their tensor (layer, then those of rows, of columns), and its [rows, columns].
+
+    A vector has only rows. flat: our parameters by path.
+    """
     letters, shape = shapes.letters(path), flat[path].shape
     sides = shapes.sides(path) if shapes.is_matrix(path) else [range(letters[0] == "M", len(letters))]
     axes = [i for side in sides for i in side]
@@ -105,14 +111,17 @@ def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
-    """Return a table of our paths for each of their tensors. unread: tensors that are not read -> reason."""
+    """Return a text with a row for each of their tensors: its name and our paths, or the reason why it is not read.
+
+    unread: name -> reason.
+    """
     rows = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {place}" for name, place in rows.items())
 
 
 def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """List how arrays, by name, differ from the expected ones: missing, left over, or of another shape."""
+    """Return a phrase for each difference from the expected arrays: missing, left over, or of another shape."""
     faults = [f"{name} {leaf.shape} is missing" for name, leaf in expected.items() if name not in arrays]
     faults += [f"{name} {leaf.shape} is left over" for name, leaf in arrays.items() if name not in expected]
     common = sorted(arrays.keys() & expected.keys())

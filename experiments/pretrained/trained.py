@@ -60,7 +60,10 @@ Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B 
 
 
 def read_fields(model: "Trained") -> types.SimpleNamespace:
-    """Return the section `model` of the config. Raises UserError for missing fields, and for code not in `trust`."""
+    """Return the section `model` of the config as attributes.
+
+    Raises UserError for missing fields, and for code of the user's that model.trust does not have.
+    """
     check_trust(model.path, {"model": model.model, "image": {"head": model.facts.get("output")}}, model.trust)
     missing = ", ".join(name for name in families.MODEL if name not in model.model)
     errors.refuse((missing, f"{model.path}: the section model of its config.json lacks {missing}"))
@@ -68,7 +71,10 @@ def read_fields(model: "Trained") -> types.SimpleNamespace:
 
 
 def make_network(model: "Trained", **options: Any) -> models.Model:
-    """Return the model as functions. options: facts in place of the model's, such as Y and X of images."""
+    """Return the model's functions (tfm/models.py). options: replace facts of the model, such as Y and X of images.
+
+    Raises UserError if the model is of an experiment that is not built in.
+    """
     if model.kind not in DOES:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
     function, names = BUILD[model.kind]
@@ -85,7 +91,7 @@ def is_pooled(model: "Trained") -> bool:
 
 
 def expect(model: "Trained", network: models.Model) -> dict:
-    """Return the tree of the parameters that a model needs, as shapes. network: the model as functions."""
+    """Return the tree of the shapes of a model's parameters. network: the functions of the model."""
     params = jax.eval_shape(network.init, jax.random.key(0))
     return params | ({"head": {}} if model.facts.get("headless") else {})
 
@@ -103,7 +109,7 @@ def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callabl
     """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
     output: "logits", or "features" as in Trained.look, with activations in float32. n_B, names: the arguments `at` and
-    `look` of Trained.run. edits: those that are arguments of compiled functions (Partial). edit: other functions.
+    `look` of Trained.run. edits: (name, edit) of edits that are pytrees (Partial). edit: {name: any other function}.
     """
 
     def compute(
@@ -182,7 +188,7 @@ def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
 
 
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
-    """Yield the results for n inputs as numpy arrays, in batches of one shape: the last one repeats the last input."""
+    """Yield function(inputs_B, valid_BN) for each batch of n inputs, as numpy. The last input fills the last batch."""
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
     batch = min(batch, n)
     for first in tqdm.tqdm(range(0, n, batch), disable=True if n == batch else None):
@@ -190,7 +196,7 @@ def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int
 
 
 def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
-    """Return the probabilities of n inputs, or the numbers of a regression. fetch: as in `in_batches`."""
+    """Return the probabilities of n inputs, or the outputs of a regression. fetch: index_B -> (inputs_B, valid_BN)."""
     several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
     compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
@@ -211,16 +217,16 @@ def predict_texts(
 
 
 def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
-    """Return a function for `in_batches`: padded texts, without the columns that are padding in all of them."""
+    """Return the `fetch` of `in_batches` for padded texts, without the columns that are padding in all of them."""
     T = np.count_nonzero(valid_BN.any(0))
     is_padded = not valid_BN[:, :T].all()
     return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
 
 
 def fetch_images(images: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
-    """Return a function for `in_batches`: image files, or an array of raw images, normalised like the model's images.
+    """Return the `fetch` of `in_batches` for image files, or an array of raw images, normalised like the training data.
 
-    form: the format of the model's images.
+    form: the format of the model's images (image_file.load_format).
     """
     if isinstance(images, np.ndarray):
         image_BYXZ = image_file.prepare(images, form)
@@ -244,7 +250,7 @@ def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
 
 
 def explain_kind(experiment: str) -> str:
-    """Return why the model of an experiment is not built from its settings, as the end of a sentence."""
+    """Return why the model of an experiment is not built from its settings, and what to do: the end of a sentence."""
     return (
         f"belongs to the experiment {experiment}, whose code may change it, so it is not built from its settings. Use "
         "the result of launch.run, which has params and apply; or, if Work.model has all changes, let prepare return "
@@ -253,7 +259,7 @@ def explain_kind(experiment: str) -> str:
 
 
 def check_trust(path: pathlib.Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
-    """Raise UserError unless `trust` has all code that these settings name, which their use would execute."""
+    """Raise UserError unless `trust` has all code of users that these settings name, because it would be executed."""
     for key, text in configs.find_code("", config):
         refused = f'{path} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
         errors.refuse((text not in trust, refused))
@@ -266,9 +272,9 @@ def check_finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[int]:
-    """Return the ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
+    """Return the token ids that end a text: those in a published model's files, else the tokenizer's eos and bos.
 
-    A model may have learned from texts that follow each other: the next bos ends a text.
+    bos ends a text too, because training texts may follow each other.
     """
     ids = model.facts.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (ids if isinstance(ids, list) else [ids]) if id < model.facts["W"]]
@@ -279,11 +285,11 @@ def list_end_ids(model: "Trained", tokenizer: tokenization.Tokenizer) -> list[in
 class Trained:
     """A trained model with its settings. Called with a batch of ids or raw images, it returns logits.
 
-    path: its folder. kind: one of DOES, or the name of another experiment. params: our tree of numpy arrays. model:
+    path: its folder. kind: a key of DOES, or the name of another experiment. params: our tree of numpy arrays. model:
     fields of a config's `model`. facts: other properties, such as arguments of the function that builds the model
-    (BUILD), class_names, and those of a published model (hub.interpret). table: where each tensor of a published model
-    went; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may name. own: the
-    model that the user's experiment prepared; None: the model is built from its settings.
+    (BUILD), class_names, and those of a published model (hub.interpret). table: a text with our path of each tensor of
+    a published model; '' for a run. trust: the user's code, such as 'my_file:my_score', that the run's config may name.
+    own: the model that the user's experiment prepared; None: the model is built from its settings.
     """
 
     path: pathlib.Path

@@ -13,7 +13,7 @@ POSITIONS = "embeddings.position_embeddings"
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with the sizes of an image and of its patches."""
+    """Return the settings completed by the sizes of patches and images (patch, image, Y, X), and by pooler_act."""
     (Y, X), (patch, width) = _read_sides(config, "image_size", 224), _read_sides(config, "patch_size", 16)
     families.require(patch == width, "patch_size", [patch, width], "square patches")
     pooler_act = str(config.get("pooler_act") or "tanh")

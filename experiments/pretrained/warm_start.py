@@ -61,9 +61,9 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that the model requires of an experiment, except those of a fresh head or fresh positions.
+    """Return {setting: value} that a config needs to use the model, except for a fresh head or fresh positions.
 
-    fresh: the parts in init_fresh.
+    experiment: that of the config. fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
@@ -74,7 +74,7 @@ def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str])
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
-    """Print the lines of the work about its data, and return the work with the initial parameters of init_from."""
+    """Print Work.lines, the lines about the data, and return the work with the initial parameters of init_from."""
     for line in work.lines:
         log.say(line, "\n")
     return work._replace(params={**work.params, **load(settings, work.task.init, resumed=resumed, files=work.files)})
@@ -117,9 +117,9 @@ def load(
 
 
 def _select(tree: Mapping[str, Any], fresh: Iterable[str], exception: str = "") -> set[str]:
-    """Return the paths of the parameters in these parts of the model or of its blocks.
+    """Return the paths of the parameters in these parts of the model or of its blocks (fresh: as in init_fresh).
 
-    exception: a pattern (freeze.select_trained) of parameters of the head that "head" leaves as they are, or "".
+    exception: a pattern (freeze.select_trained) of parameters that do not belong to the part "head"; "": none.
     """
     patterns = [(part, f"blocks/{part}", exception * (part == "head")) for part in sorted(fresh)]
     return freeze.find_frozen(tree, [*itertools.chain(*patterns)])
@@ -128,9 +128,10 @@ def _select(tree: Mapping[str, Any], fresh: Iterable[str], exception: str = "") 
 def _find_pooler(
     settings: configs.Settings, model: trained.Trained, expected: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Return BERT's pooler, with which the run's head begins, by path, as in transformers; {} if none.
+    """Return {path: array} of BERT's pooler, the first layer of the run's head as in transformers; {} if unused.
 
-    It belongs to the encoder: init_fresh = head keeps it. Print a line if a classifier of texts has another layer.
+    It belongs to the encoder: init_fresh = head keeps it. Print a line if the head of the run's config (text.head) has
+    another first layer.
     """
     pooler, layer = model.facts.get("pooler", {}), settings.to_dict().get("text", {}).get("head")
     if pooler and settings.experiment == "text_classification" and layer != model.facts["class_layer"]:

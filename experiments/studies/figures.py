@@ -17,7 +17,7 @@ from experiments.config import disk
 from experiments.figures import plots
 from experiments.studies import runs as study_runs, scaling, sentences, statistics, study as studies, styles
 
-SMOOTHED = 40  # training losses, each of one batch, are averaged over a 40th of their number
+SMOOTHED = 40  # a logged training loss is averaged with its neighbours: a 40th of all logged losses
 MOST = 6  # layers drawn, evenly spread
 THIN = 0.5  # width of a seed's line, in points
 BANDS = "Thick lines are means over seeds, thin lines the seeds; bands reach from the smallest to the largest seed."
@@ -124,7 +124,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
 
 
 def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> dict[str, Curve]:
-    """Return arm -> the curves of its runs, at the steps that all of them have, without arms that have no values."""
+    """Return arm -> curve(run) for each of its runs, at the steps that all have, without arms that have no values."""
     stacked = {arm: study_runs.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
     return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
@@ -153,7 +153,7 @@ def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> D
 
 
 def smooth(curves: Mapping[str, Curve]) -> dict[str, Curve]:
-    """Return the curves with means over a SMOOTHED-th of their values in place of each value."""
+    """Return the curves smoothed: each value becomes a mean over a window of 1 / SMOOTHED of the curve."""
     smoothed = {}
     for arm, (step_I, value_RI) in curves.items():
         width = 2 * (len(step_I) // SMOOTHED // 2) + 1  # odd; 1 leaves fewer than 80 values unsmoothed
@@ -182,7 +182,7 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the held-out metric against the FLOPs, and against the seconds, of training, if the reference has them."""
+    """Draw the held-out metric against training FLOPs, and against seconds: a panel for each that the reference has."""
     panels, metric = [], styles.spell(condition.metric)
     for name, (unit, label) in study_runs.COSTS.items():
         measured = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}

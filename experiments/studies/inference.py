@@ -36,9 +36,9 @@ def rate(k: int, n: int) -> Rate:
 
 
 def interval(difference_XI: np.ndarray, m: float, extra: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the ends of Student's t interval for the mean along the last axis, at level 1 - 0.05/m (Bonferroni).
+    """Compute (low_X, high_X), Student's t interval for the mean along the last axis, at level 1 - 0.05/m (Bonferroni).
 
-    extra: a variance that is added to that of the mean, I - 1 degrees of freedom for both.
+    extra: a variance that is added to the variance of the mean. The sum has I - 1 degrees of freedom.
     """
     mean_X, error_X, df = _mean_and_error(difference_XI, extra)
     half_X = stats.t.isf((1 - LEVEL) / m / 2, df) * error_X
@@ -57,7 +57,7 @@ def _mean_and_error(difference_XI: np.ndarray, extra: float) -> tuple[np.ndarray
 
 
 def welch(value_XI: np.ndarray, base_XJ: np.ndarray, m: float) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Compute the ends of a t interval for the difference of two means at level 1 - 0.05/m, and its uncorrected p.
+    """Compute ((low_X, high_X), p_X): a t interval for the difference of two means at level 1 - 0.05/m, uncorrected p.
 
     The statistic is Welch's (1947), T = (mean value - mean base) / sqrt(s_I^2/I + s_J^2/J). Its tails are at most those
     of Student's t with min(I, J) - 1 degrees of freedom, for all variances of normal values (Hsu 1938). Proof: |T| > t

@@ -22,9 +22,9 @@ Comparison = tuple[str, str, frozenset[str]]  # condition, metric, the arm and i
 
 
 class Past(NamedTuple):
-    """The content of a folder's log."""
+    """The content of plan.jsonl."""
 
-    comparisons: dict[Comparison, str]  # all that were ever planned -> a phrase for the report
+    comparisons: dict[Comparison, str]  # each comparison that was ever planned -> a phrase for the report
     looks: dict[frozenset[int], float]  # the seeds of each verdict that was read -> its share of the 5 % error
 
     @property
@@ -42,7 +42,7 @@ def comparisons(study: studies.Study) -> dict[Comparison, str]:
 
 
 def read(folder: pathlib.Path, also: Iterable[pathlib.Path] = ()) -> Past:
-    """Return what was planned and read in the folder. Raises UserError if the log is damaged.
+    """Return the plans and verdicts in the folder's plan.jsonl. Raises UserError if the file is damaged.
 
     also: other folders of the study. The last verdict of each is left out: it covers only a part of the study.
     """
@@ -64,12 +64,12 @@ def read(folder: pathlib.Path, also: Iterable[pathlib.Path] = ()) -> Past:
 
 
 def record(folder: pathlib.Path, study: studies.Study) -> None:
-    """Log the plan if it has changed."""
+    """Add the study's plan to plan.jsonl if it differs from the last one there."""
     _log(folder, "planned", _plan(study))
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Log that a verdict over these seeds was read."""
+    """Add to plan.jsonl that a verdict over these seeds was read, unless it is the last one there."""
     _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 

@@ -33,7 +33,7 @@ class Session(NamedTuple):
     measure: bool  # log the symmetry of scores
     keep_weights: bool
     printed: set[str]  # lines about the data that were printed already
-    causal: set[tuple[str, str]] | None  # arms of conditions that `causality.check` has accepted; None: a dry run
+    causal: set[tuple[str, str]] | None  # (condition, arm) that `causality.check` has accepted; None: a dry run
 
 
 class Checked(NamedTuple):
@@ -74,7 +74,10 @@ class Ready(NamedTuple):
 
 
 def check(program: studies.Program, session: Session) -> Checked:
-    """Check that the first run of every arm can be trained and compared. Raises UserError, with the arm, if not."""
+    """Check the first run of every arm, and return the program with its sizes.
+
+    Raises UserError, with the arm, if the run cannot be trained or does not measure the study's metric.
+    """
     for run in {run.arm: run for run in reversed(program.runs)}.values():
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):
             work, plan = _check_run(program, run, session)
@@ -84,7 +87,7 @@ def check(program: studies.Program, session: Session) -> Checked:
 
 
 def _check_run(program: studies.Program, run: studies.Run, session: Session) -> tuple[runs.Work, run_plan.Plan]:
-    """Prepare a run. Raises UserError if settings are invalid, or if the run does not measure the study's metric."""
+    """Return a run's work and plan. Raises UserError if settings are invalid, or if it does not measure the metric."""
     settings, t = run.settings, run.settings.train
     metric = next(entry.metric for entry in session.study.conditions if entry.name == run.condition)
     work = prepare_work(program, settings, session.devices)
@@ -107,7 +110,7 @@ def _check_run(program: studies.Program, run: studies.Run, session: Session) -> 
 
 
 def prepare_work(program: studies.Program, settings: configs.Settings, devices: Mesh) -> runs.Work:
-    """Prepare a run's experiment; for tuning runs, on the tuning split. Raises UserError if that split is missing."""
+    """Return the Work of a run; for tuning runs, on the tuning split. Raises UserError if that split is missing."""
     work = adapters.prepare_work(settings, by_name.load_experiment(settings.experiment), devices)
     if not program.tuning:
         return work
@@ -137,7 +140,10 @@ def prepare(job: Checked, devices: Mesh) -> Ready:
 
 
 def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping[str, str], progress: Progress) -> None:
-    """Train or resume the runs, and write their results. sources: SHA-256 by name. Raises Interrupted for a signal."""
+    """Train or resume the runs, and write their results into the study's folder. Raises Interrupted for a signal.
+
+    sources: SHA-256 of each file of the user's code, by name.
+    """
     program, saved = job.program, disk.folder(folder, "checkpoints") / job.program.folder
     ready = prepare(job, session.devices)
     session.requests.raise_if_requested()
@@ -176,7 +182,10 @@ def train(job: Checked, folder: pathlib.Path, session: Session, sources: Mapping
 
 
 def _begin(ready: Ready, saves: checkpoint.Checkpoints) -> tuple[int, train_step.State, list[study_runs.Sketch]]:
-    """Return the first step, the state of all runs at it, and a sketch of every run's initial parameters."""
+    """Return the step to start or resume from, the state of all runs after it, and a sketch of each run's weights.
+
+    The sketches are of the initial weights, also in a resumed program.
+    """
     start, state = 0, ready.initial()
     state = state.replace(params=distributed.put_into(state.params, ready.work.params))
     sketches = study_runs.sketches(state.params)

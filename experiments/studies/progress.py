@@ -11,9 +11,9 @@ class Progress(log.Line):
     """The progress bar of a study. It measures work in FLOPs."""
 
     def __init__(self, waiting: Sequence[Any], later: Sequence[Any] = ()):
-        """waiting: the programs (programs.Checked) that are still to be trained. later: those that another bar counts.
+        """waiting: the programs (programs.Checked) that are still to be trained. later: programs of a later bar.
 
-        The time left includes both.
+        "program 1 of 7" counts `waiting`; the time left includes both.
         """
         self._later, self._count, self._begun, self._loss = [*waiting, *later], len(waiting), 0, ""
         super().__init__("{desc}{postfix}", total=sum(job.work for job in self._later))

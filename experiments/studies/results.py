@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
     heading: str
     level: int = 2  # of the heading: 2 or 3
-    texts: Sequence[str] = ()
+    texts: Sequence[str] = ()  # paragraphs
     table: tables.Table | None = None
     figures: Sequence[study_figures.Figure] = ()
 
@@ -72,7 +72,10 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
 
 
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
-    """Return the settings of the whole study in these folders. Raises UserError if a fact of `list_facts` differs."""
+    """Return the settings of the study whose parts are in these folders: all arms, conditions and seeds.
+
+    Raises UserError if the parts differ in anything that `list_facts` lists.
+    """
     settings = [load_settings(folder) for folder in folders]
     if len(settings) == 1:
         return settings[0]
@@ -89,7 +92,10 @@ def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
 
 
 def list_facts(folder: pathlib.Path, settings: configs.Settings, study: studies.Study) -> list[tuple]:
-    """Return (folder, fact, value) for the settings, the code and the data of a part, and the result of each run."""
+    """Return (folder, fact, value) for all that must be equal where two parts of a study have it.
+
+    These are settings, arms, conditions, and the code, data and result of each run. fact: its name in a message.
+    """
     items = [*configs.flat(settings.to_dict()).items(), ("the reference", study.reference)]
     for kind, entries in (("arms", study.arms), ("conditions", study.conditions)):
         items += [(f'"{entry.name}" of study.{kind}', entry) for entry in entries]
@@ -112,10 +118,10 @@ def analyse(folder: pathlib.Path, study: studies.Study) -> Analysis:
 
 
 def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any) -> list[pathlib.Path]:
-    """Write the report of the study in this folder.
+    """Write the report of the study in this folder, and return its files.
 
-    device: describes the devices of this process; None if it does not train. changes: fields of the study, such as
-    other folders (also) or the correction.
+    device: describes the devices of this process; None if it does not train. changes: fields of studies.Study to
+    replace, such as the other folders (also) or the correction.
     """
     settings = combine([folder, *changes.get("also", ())])
     study, session = studies.read(settings)._replace(**changes), {"config": settings.to_dict(), "device": device}
@@ -162,7 +168,7 @@ def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, 
 def list_blocks(
     analysis: Analysis, record: dict[str, Any], pictures: list[study_figures.Figure], tuned: tables.Table | None
 ) -> list[Block]:
-    """Return the blocks of the report in their order. record: report.json. tuned: the table of the choices."""
+    """Return the blocks of the report in their order. record: the content of report.json. tuned: `tuning.table`."""
     started, waiting = split_by_progress(analysis.conditions)
     blocks, several = [Block("Verdict", texts=[*filter(None, (record["verdict"], record["rates"]))])], len(started) > 1
     if overview := tables.tabulate_overview(started):
@@ -196,7 +202,10 @@ def split_by_progress(conditions: list[statistics.Condition]) -> tuple[list[stat
 
 
 def tabulate_every_run(finished: list[study_runs.Run], compared: Iterable[str]) -> list[list[Any]]:
-    """Return the rows of runs.csv: the names, and for each run its final metrics and costs. compared: study.metric."""
+    """Return the rows of runs.csv: a header, then the final metrics and costs of each run.
+
+    compared: the metric of each condition (study.metric), which has a column even if no run has measured it.
+    """
     metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
     metrics |= dict.fromkeys(compared)
     rows = [["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]]
@@ -252,7 +261,10 @@ def _record_condition(condition: statistics.Condition) -> dict[str, Any]:
 
 
 def _record_runs(finished: Sequence[study_runs.Run]) -> dict[str, Any]:
-    """Return commits, devices, versions and folders (if several) with their numbers of runs, training time and data."""
+    """Return {"commits", "devices", "versions", "folders": value -> number of runs}, the training time and the data.
+
+    Folders are listed if there are several.
+    """
     summaries = [run.summary for run in finished]
     seconds = [x for summary in summaries if (x := summary.get("wall_seconds")) is not None]
     versions = [summary.get("versions", {}) for summary in summaries]

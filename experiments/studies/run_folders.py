@@ -43,7 +43,7 @@ def has_checkpoints(folder: pathlib.Path, program: studies.Program) -> bool:
 
 
 def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
-    """Return the programs to train: first those that have checkpoints, unchanged, then the rest, grouped again."""
+    """Return the programs to train: first those with checkpoints, unchanged, then new programs of the runs left."""
     started, rest = [], []
     for program in every:
         remaining = [run for run in program.runs if not is_finished(folder, run)]

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     place: str  # "line 3"
     run: study_runs.Run
-    use: str
+    use: str  # USED, DIVERGED, LEFT_OUT or MISSING
     state: str  # as written, like arm
     arm: str
     is_percentage: bool
@@ -60,8 +60,8 @@ class Table(NamedTuple):
 def read(file: pathlib.Path, metric: str, better: str, *, wide: bool = False) -> Table:
     """Return the runs of a table as finished runs. Print what is read, replaced and left out.
 
-    metric: the name of a column, "" for the only one; of a wide table, what its cells are. Raises UserError if a column
-    or a cell is invalid.
+    metric: the name of a column, "" for the only one; for a wide table, the name of the metric in all its cells.
+    better: "less", "more", or "" to decide by that name. Raises UserError if a column or a cell is invalid.
     """
     rows: list[Row] = []
     columns: Mapping[str, str] = {}
@@ -92,7 +92,10 @@ def simplify(name: str) -> str:
 
 @functools.cache  # 400,000 rows have one header
 def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
-    """Return column -> one of COLUMNS or its own name, for one column of steps. Raises ValueError if unclear."""
+    """Return column -> the key of COLUMNS that it means, or its own name. Only the first column of steps is kept.
+
+    Raises ValueError if two columns mean the same.
+    """
     columns = dict(zip(names, names, strict=True))
     for known, others in COLUMNS.items():
         exact = [name for name in names if simplify(name) == known]
@@ -112,7 +115,10 @@ def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
 
 @functools.cache
 def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool) -> str:
-    """Return the column of the metric ("": the only one). Raises UserError if it, or that of the arm, is missing."""
+    """Return the column of the metric ("": the only one). Raises UserError if it, or the column of the arm, is missing.
+
+    columns: (name in the table, result of `name_columns`).
+    """
     names, known = [name for name, column in columns if column not in COLUMNS], {column for _, column in columns}
     choices, metric = known - {"arm", "seed", "condition", "state", ""}, dict(columns).get(metric, metric)
     metric = names[0] if not (metric or wide or len(names) != 1) else metric
@@ -139,7 +145,7 @@ def read_rows(place: str, cells: Mapping[str, str], metric: str, better: str, wi
 
 
 def read_row(place: str, cells: Mapping[str, str], metric: str, better: str) -> Row:
-    """Return a row. Minus its line stands for a missing seed. Raises ValueError if a cell is invalid."""
+    """Return a row. If it has no seed, its seed is minus its line number. Raises ValueError if a cell is invalid."""
     names = {"seed", "steps", "diverged_at", "params", "flops_per_token", metric} & cells.keys()
     numbers: dict[str, float] = {}
     for name in names | {name for name in cells if name.startswith("eval/")}:
@@ -165,9 +171,10 @@ def read_row(place: str, cells: Mapping[str, str], metric: str, better: str) -> 
 
 
 def select_runs(rows: Sequence[Row], metric: str) -> list[study_runs.Run]:
-    """Return, for each run, its last row with a value, or the row with which it diverged. Raises ValueError if unclear.
+    """Return, for each run, its last row with a value, or the row with which it diverged.
 
-    Rows with the same condition, arm and seed are steps of one run.
+    Rows with the same condition, arm and seed are steps of one run. Raises ValueError if two of them have the same
+    step, if rows of an arm have different steps and no seed, or if an arm has no value.
     """
     last: dict[tuple[str, str, int], Row] = {}
     unnamed: dict[tuple[str, str], set[int]] = {}  # condition, arm -> the steps of its runs without a seed
@@ -199,7 +206,7 @@ def check_units(rows: Sequence[Row], runs: Sequence[study_runs.Run], metric: str
     mixed = re.search("accuracy|error", metric.lower()) and large > PERCENT * small
     ranges = f"fractions, up to {small}, and percentages, from {large}"
     cells = f"{signs[True]:,} cells with a % sign and {signs[False]:,} without"
-    rule = "Write all of its values in one of the two"
+    rule = "Write all of its values in the same form"
     errors.refuse((len(signs) > 1, f"{metric} has {cells}. {rule}"), (mixed, f"{metric} has {ranges}. {rule}"))
 
 

@@ -25,13 +25,16 @@ COSTS = {  # name in summary.json -> unit, label of an axis
     "seconds_per_step": ("seconds", "seconds of training (programs ran one after the other)"),
 }
 SUMS = 4  # sums of each weight: those of independent weights are proportional by chance once in 10^10
-NEAR = 1e-4  # relative. Rounding, by programs and to six digits in summary.json, is a hundred times smaller
+NEAR = 1e-4  # angle between two sketches that counts as 0. Rounding (float32, six digits) is a hundred times smaller
 
 Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' (a weight and its shape) -> SUMS sums
 
 
 def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
-    """Return the metric and which values are better, as the runs' summaries say. Without runs, it does not matter."""
+    """Return the metric and which values are better ("less" or "more"), as the runs' summaries say.
+
+    Without runs, the direction does not matter.
+    """
     if not runs:
         return checkpoint.Best(metric, "less")
     better = {name: direction for run in runs for name, direction in run.summary.get("better", {}).items()}
@@ -83,7 +86,7 @@ class Run(NamedTuple):
 
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
-    """Load the finished runs in the order of the study, each from the first of [folder, *study.also] with it."""
+    """Load the finished runs in the order of the study, each from the first of [folder, *study.also] that has it."""
     runs = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         name = f"{condition.name}/{arm.name}/seed_{seed}"

@@ -56,7 +56,10 @@ Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a_X, b_X, E_X of X laws
 
 
 def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
-    """Fit the laws of conditions with a loss that differ only in SIZES: three or more, with different FLOPs."""
+    """Return the fitted laws of each family: three or more conditions of a loss, with different FLOPs.
+
+    The conditions of a family differ only in settings of SIZES.
+    """
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
         rest = {key: x for key, x in condition.changes.items() if key not in SIZES and not key.startswith("study.")}
@@ -86,7 +89,10 @@ def _family(conditions: Sequence[statistics.Condition]) -> Family | None:
 
 
 def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
-    """Fit the law of an arm. pairs: the points of arm and reference for each size. Only seeds that both have count."""
+    """Fit the law of an arm to the seeds that arm and reference both have. middle: C_0.
+
+    pairs: (point of the arm, point of the reference) for each size.
+    """
     x_SI = np.array([[flops for flops, _ in sides] for sides in pairs]).T / middle  # S = 2: arm, reference
     losses = []  # loss_SR of each size, with the R seeds that both have
     for (_, arm_loss), (_, base_loss) in pairs:

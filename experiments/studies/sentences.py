@@ -330,7 +330,10 @@ def describe_reporting(conditions: Sequence[statistics.Condition], rates: str) -
 
 
 def describe_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
-    """Return the smallest detectable difference, also in units of the metric if conditions have runs, from `folder`."""
+    """Return lines on the smallest difference that the seeds can show, in SDs of the paired difference.
+
+    If conditions have runs, those of an earlier study in `folder`, also in units of the metric.
+    """
     n, m = len(study.seeds), max(condition.together for condition in conditions)
     if not m:
         return "power: there is one arm, and nothing to compare it with"

@@ -176,7 +176,7 @@ def analyse(
 
 
 def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of an arm. seeds: as in studies.Study. reference: its runs; [] for the reference itself."""
+    """Compute the numbers of an arm. seeds: those of the study. reference: its runs; [] if the arm is the reference."""
     values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
@@ -216,7 +216,7 @@ def _values(runs: Iterable[study_runs.Run], metric: str) -> dict[int, float]:
 
 
 def _unlike(pairs: Iterable[tuple[study_runs.Run, study_runs.Run]], digest: str) -> list[int]:
-    """Return the seeds of the pairs of runs whose digests in summary.json differ."""
+    """Return the seeds of the pairs of runs that differ in an entry of summary.json. digest: name of the entry."""
     return [run.seed for run, base in pairs if run.summary.get(digest) != base.summary.get(digest)]
 
 
@@ -247,7 +247,7 @@ def compare(
     limits: tuple[float, float] = UNLIMITED,
     extra: float = 0.0,
 ) -> Difference:
-    """Compare over the seeds that both sides have, with an interval at level 1 - 0.05/m.
+    """Compare arm and reference (seed -> metric) over the seeds that both have, with an interval at level 1 - 0.05/m.
 
     If all pairs have the same difference, t has no spread. Then the sign test decides, with p = 2 / 2^n. limits: the
     smallest and the largest possible value, at which the mean of the reference plus the interval ends. extra: the
@@ -308,9 +308,10 @@ def _judge(
     margin: float,
     limits: tuple[float, float],
 ) -> Difference:
-    """Set kind and corrected p of a difference, and end its interval at the limits. is_same: it is only rounding.
+    """Set kind and corrected p of `result`, end its interval at the limits, and return it.
 
-    A difference is worse or better if the corrected p is below 0.05, that is, if 0 is outside the interval.
+    value_I, base_J: the metric of arm and reference. is_same: the difference is only rounding. A difference is worse
+    or better if the corrected p is below 0.05, that is, if 0 is outside the interval.
     """
     every, (least, most) = np.array([*value_I, *base_J]), (float(limit - base_J.mean()) for limit in limits)
     result.p_corrected = None if result.p is None else min(1.0, m * result.p)
@@ -332,7 +333,10 @@ def _judge(
 
 
 def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bool) -> Difference:
-    """Compare arm and reference, by rates if seeds diverged or are stuck. may_unpair: by means without common seeds."""
+    """Compare arm and reference, by rates if seeds diverged or are stuck.
+
+    may_unpair: whether to compare means (`compare_unpaired`) if the two have no common seeds.
+    """
     values, base = sides = [_values(runs, condition.metric) for runs in (arm, reference)]
     options = {"m": condition.together, "better": condition.better, "margin": condition.margin}
     options["limits"] = _find_limits(condition.metric, [*values.values(), *base.values()])
@@ -363,13 +367,13 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
 
 
 def _find_limits(metric: str, values: Sequence[float]) -> tuple[float, float]:
-    """Return the smallest and the largest possible value: of accuracies 0 and 1, or 0 and 100 if one is above 1."""
+    """Return the metric's smallest and largest possible value: of an accuracy (0, 1), or (0, 100) if one is above 1."""
     top = 1.0 if max(values, default=0.0) <= 1 else 100.0
     return (0.0, top) if "accuracy" in metric.lower() and all(0 <= x <= top for x in values) else UNLIMITED
 
 
 def _is_constant(values: Sequence[float], better: str) -> bool:
-    """Return True if all runs have one value that is not an end of the metric's scale."""
+    """Return True if all runs have the same value up to rounding, and it is not an end of the metric's scale."""
     is_one = bool(values) and bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
     return is_one and values[0] not in ENDS[better]
 

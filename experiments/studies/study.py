@@ -101,7 +101,7 @@ class Program(NamedTuple):
 
     runs: list[Run]
     tuning: bool = False  # these are tuning runs, trained and evaluated on splits of the training data
-    spread: int = 1  # devices that share its rows
+    spread: int = 1  # number of devices that share its rows
 
     @property
     def rows(self) -> list[Run]:
@@ -110,7 +110,7 @@ class Program(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """Field of NUMBERS, such as learning_rate -> R values, for the fields that differ between rows."""
+        """{"learning_rate": R values, ...} for the settings of NUMBERS that differ between rows."""
         values = [configs.flat(run.settings.to_dict()) for run in self.rows]
         columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
@@ -212,7 +212,7 @@ def _pairs(key: str, values: Any, kind: type | UnionType, example: str) -> Itera
 
 
 def _read_grid(key: str, pairs: Any) -> dict[str, list]:
-    """Return setting -> its values to try, without duplicates."""
+    """Return setting -> its values to try, without duplicates. key: the name in messages. pairs: (setting, values)."""
     grid: dict[str, list] = {}
     for setting, values in _pairs(key, pairs, list | tuple, '["optim.learning_rate", [0.001, 0.003]]'):
         tried = grid.setdefault(setting, [])
@@ -235,7 +235,10 @@ def _read_named(key: str, pairs: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONGEST) -> str:
-    """Return the name of a combination of settings, and of its folder: prefix + 'learning_rate=0.003,ema=0.9'."""
+    """Return the name of a combination of settings, and of its folder: prefix + 'learning_rate=0.003,ema=0.9'.
+
+    A name that is longer than `longest`, or may not be unique, is cut off and ends with a digest.
+    """
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     name = f"{prefix}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', text)}"
     plain = all(re.fullmatch(r"[a-z0-9_+.-]+|True|False", str(value)) for value in values.values())

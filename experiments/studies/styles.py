@@ -41,7 +41,7 @@ def choose_styles(study: studies.Study) -> dict[str, Style]:
 
 
 def number_style(i: int, label: str) -> Style:
-    """Return the i-th style, from 0."""
+    """Return style number i (0 is the first) with this label. Styles repeat if there are too few."""
     return Style(*(values[i % len(values)] for values in (COLOURS, LINES, MARKERS)), 1.5, label)
 
 
@@ -51,7 +51,7 @@ def shorten(name: str) -> str:
 
 
 def spell(name: str) -> str:
-    """Return a metric or a setting in words: 'calibration error' for 'eval/calibration_error'."""
+    """Return the name of a metric or a setting in words: 'calibration error' for 'eval/calibration_error'."""
     return shorten(re.sub(r"^eval/|^[a-z]+\.", "", name).replace("_", " "))
 
 

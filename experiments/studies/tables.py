@@ -196,7 +196,7 @@ def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
 
 
 def align(table: Table) -> str:
-    """Return the table as aligned text for a terminal, without FLOPs and empty columns."""
+    """Return the table as aligned text for a terminal, without empty columns and the column FLOP/token."""
     columns = []
     for name, *cells in zip(table.head, *table.rows, strict=True):
         if name != "FLOP/token" and {*cells} != {NONE}:

@@ -19,7 +19,7 @@ from experiments.studies import figures as study_figures, inference, runs, sente
 FOLDER = "tuning"
 SAMPLES = 200  # bootstrap samples of the tuning seeds
 RATE = sentences.RATE  # the setting that is interpolated
-EARLIER = "runs with the tried rate exist"  # why it is not, in folders of earlier versions
+EARLIER = "runs with the tried rate exist"  # Tuned.kept, in folders of versions that did not interpolate
 
 
 class Point(NamedTuple):
@@ -43,9 +43,9 @@ class Tuned(NamedTuple):
     points: list[Point]
     best: Point
     edges: list[str]  # numeric settings whose best value is the smallest or largest of the grid
-    chosen: dict[str, Any]  # those of the best point; the learning rate is interpolated
+    chosen: dict[str, Any]  # the settings of the best point, with an interpolated learning rate
     variance: float | None  # of the arm's mean, by the choice: `estimate_variance`
-    kept: str = ""  # why the learning rate is not interpolated, apart from an end of the grid
+    kept: str = ""  # why the learning rate is not interpolated; "" also if the best one is an end of the grid
 
     def record(self) -> dict[str, Any]:
         """Return the entry of "tuned" in report.json."""
@@ -66,7 +66,7 @@ class Tuned(NamedTuple):
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """Return the study of the tuning runs: an arm for each combination of each arm; no arms without a grid."""
+    """Return the study of the tuning runs: for each arm with a grid, an arm for each combination of its values."""
     arms = []
     for arm in study.arms if study.grid else ():
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}
@@ -87,7 +87,10 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choices of finished arms: the first best mean. Raises RunError if each point has a diverged seed."""
+    """Return the choice of each arm whose tuning runs are finished: the point with the best mean (the first of equals).
+
+    Raises RunError if each point has a diverged seed.
+    """
     tuned = []
     finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
     for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
@@ -137,7 +140,10 @@ def estimate_variance(points: Sequence[Point], sign: int = 1, *, is_kept: bool =
 
 
 def _read_curve(line: Sequence[Point], values: dict[str, Any]) -> float:
-    """Return the mean at these values, which a point of the line has, or which differ in the rate only."""
+    """Return the mean metric at these values. If the line has no point with their rate, interpolate in log(rate).
+
+    line: points that differ in the learning rate only.
+    """
     means = {point.values.get(RATE): point.mean for point in line}
     if (rate := values.get(RATE)) in means:
         return means[rate]
@@ -182,7 +188,10 @@ def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[di
 
 
 def _has_run(folder: pathlib.Path, study: studies.Study, place: str, rate: float) -> bool:
-    """Return True if a compared run of this condition and arm has this rate, as in folders of earlier versions."""
+    """Return True if a compared run has this learning rate, as in folders of versions that did not interpolate.
+
+    place: "condition/arm".
+    """
     files = (file for part in (folder, *study.also) for file in (part / place).glob(f"seed_*/{records.CONFIG}"))
     return any(records.read_settings(file.parent).get(RATE) == rate for file in files)
 

@@ -28,14 +28,15 @@ class VmappedRuns(NamedTuple):
     """The common properties of runs, and whether their rows are computed side by side."""
 
     task: train_step.Task  # of one run: model and measures are the same in all
-    optimiser: Callable  # of the numbers of OPTIMISER: (optax.Schedule, optax.GradientTransformation)
+    # (learning_rate and weight_decay, if they differ between rows) -> (optax.Schedule, optax.GradientTransformation)
+    optimiser: Callable
     mesh: Mesh
     accumulation: int  # microbatches of a step
     batched: bool  # rows side by side in every operation (vmap), or one after the other in a loop (lax.map)
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Return whether rows are computed side by side; on a TPU not if a run keeps it busy. flops: of a step of a run."""
+    """Return whether rows are computed side by side; on a TPU not if one run fills it. flops: of a step of a run."""
     busy = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not busy)
 
@@ -73,7 +74,7 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
 
 
 def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
-    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, types and shardings."""
+    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, dtypes and shardings."""
     _, optimiser = runs.optimiser()
 
     def init_run(key: jax.Array, initial: dict) -> train_step.State:
@@ -92,7 +93,7 @@ def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, 
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
     """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
 
-    alive_R: False for rows whose state must not change. numbers: each row's; only those of OPTIMISER are used.
+    alive_R: False for rows whose state must not change. numbers: a Numbers, of which only OPTIMISER is used.
     """
 
     def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:

@@ -61,7 +61,7 @@ def run(
 def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.ndarray, list[str], list[str]]:
     """Return the attention weights A_MHNN, the names of the tokens, and lines about an image.
 
-    Raises UserError for another kind of model, as read_prompt does, and for more weights than a page may have.
+    Raises UserError for another kind of model, for a prompt that `read_prompt` refuses, and for more than MOST weights.
     """
     kinds = [kind for kind in trained.HEADS if kind != "prefix"]  # whose attention depends on where a prefix ends
     trained.check_kind(model, *kinds, "image", needs_head=False)
@@ -94,12 +94,12 @@ def measure(A_MHNN: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def choose_relation(scores: dict[str, np.ndarray], m: int, h: int) -> str:
-    """Return the relation with the largest mean weight. The first of RELATIONS wins a tie."""
+    """Return the one of RELATIONS that has the largest mean weight in head h of layer m; of equals the first."""
     return max(RELATIONS, key=lambda name: np.nan_to_num(scores[name][m, h]))
 
 
 def tabulate(scores: dict[str, np.ndarray]) -> tables.Table:
-    """Return a row for each layer and head."""
+    """Return a table with a row for each head of each layer."""
     rows = []
     for m, h in np.ndindex(scores["first"].shape):
         numbers = (f"{x_MH[m, h]:z.3f}".replace("nan", tables.NONE) for x_MH in scores.values())
@@ -108,7 +108,10 @@ def tabulate(scores: dict[str, np.ndarray]) -> tables.Table:
 
 
 def render(title: str, A_MHNN: np.ndarray, names: list[str], scores: dict[str, np.ndarray]) -> str:
-    """Return the page. A weight is a byte, the nearest multiple of `unit`; negative weights become 0."""
+    """Return the HTML of the page. A weight is a byte, in units of the largest weight / LEVELS; negative ones become 0.
+
+    names: of the tokens. scores: the result of `measure`.
+    """
     M, H, N, _ = A_MHNN.shape
     unit = max(float(A_MHNN.max()), 1e-9) / LEVELS
     weights = np.rint(A_MHNN / unit).clip(0, LEVELS).astype(np.uint8)

@@ -61,7 +61,10 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if all are classes of the model, else []. Raises UserError if the field names other labels."""
+    """Return the labels if all are classes of the model, else [].
+
+    Raises UserError if --field names a column of labels that are not classes of the model.
+    """
     unknown = sorted({*labels} - {"", *model.classes})
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
         return []
@@ -71,7 +74,7 @@ def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> S
 
 
 def predict(model: trained.Trained, data: tool_inputs.Inputs) -> tuple[Sequence[np.ndarray], list[str]]:
-    """Return the predictions, and a line about the first image, or about the texts that are cut at the context."""
+    """Return a prediction for each input, and lines to print: about the first image, or about truncated texts."""
     if model.kind == "image":
         line = image_file.read(pathlib.Path(data.items[0].name), model.image_format)[1]
         fetch = trained.fetch_images(data.items, model.image_format)
@@ -89,7 +92,7 @@ def name_tokens(model: trained.Trained, text: str) -> list[str]:
 
 
 def describe(model: trained.Trained, item: Any, p: np.ndarray) -> list[str]:
-    """Return the lines about an input. p: the probabilities p_C of its classes, p_TC of its tokens, or its numbers."""
+    """Return the lines about an input. p: its prediction, p_C of classes, p_TC of tokens, or a regression's outputs."""
     classes = model.classes
     if trained.is_regression(model):
         return [f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(p).T.tolist(), strict=True)]

@@ -145,7 +145,10 @@ def draw(runs: Sequence[Run], metric: str, file: pathlib.Path) -> None:
 
 
 def tabulate_settings(runs: Sequence[Run]) -> tables.Table:
-    """Return a table of the settings that differ, with the numbers of the runs: runs in rows, or settings if more."""
+    """Return a table of the settings that differ. Rows are runs, or settings if there are more settings than runs.
+
+    A run is named by the beginning of its label, its number.
+    """
     known = [run.settings for run in runs if run.settings] or [{}]
     common = sorted(set.intersection(*map(set, known)))
     keys = [key for key in common if any(settings[key] != known[0][key] for settings in known)]

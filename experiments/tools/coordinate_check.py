@@ -67,7 +67,7 @@ def run(
 def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:
     """Train one model at a constant learning rate. Return stage -> mean |x| and |x - x_0| at each step, (2, steps + 1).
 
-    The means are over a held-out batch and over layers, except those of "last layer".
+    The means are over a held-out batch and all layers; those of "last layer" over this layer only.
     """
     fixed = {"train.steps": steps + 1, "optim.schedule": "constant", "optim.warmup_steps": 0, "mesh.data": 1}
     with contextlib.redirect_stdout(io.StringIO()):

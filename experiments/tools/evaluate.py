@@ -87,7 +87,10 @@ def load_tokenizer(model: trained.Trained) -> tuple[tokenization.Tokenizer, int 
 def measure_document(
     sum_measures: Callable, tokenizer: tokenization.Tokenizer, N: int, names: list[str], content: bytes
 ) -> list[float]:
-    """Return the tokens and measures of a document; [0] if none counts. Windows are padded: few shapes are compiled."""
+    """Return the number of predicted tokens of a document, and its measures `names`; [0] if no token is predicted.
+
+    sum_measures: `sum_windows` with its measure_batch. Windows are padded, so that few shapes are compiled.
+    """
     token_T = tokenizer.join([content])
     if len(token_T) < 2:
         return [0]
@@ -99,7 +102,7 @@ def measure_document(
 
 
 def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> Callable[[batches.Batch], tuple]:
-    """Return a function of a batch of windows: its (nats, correct predictions, tokens)."""
+    """Return the function batch of windows -> sums over its predicted tokens: (nats, correct predictions, tokens)."""
     network, mask = model.network(), build.add_window(model.fields, masks.causal)
     has_bos = tokenizer.bos is not None and tokenizer.encode("")[:1].tolist() == [tokenizer.bos]
     ignored_id = tokenizer.bos if has_bos else -1  # the token before a text is not a target
@@ -118,7 +121,10 @@ def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> C
 def sum_windows(
     measure_batch: Callable, token_T: np.ndarray | corpora.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
 ) -> np.ndarray:
-    """Return the sums of `measure_batch` over windows of N tokens, padded to `width`. options: of windows.causal."""
+    """Return the sums of `measure_batch` (`make_measure`) over windows of N tokens that are padded to `width`.
+
+    token_T: the text. batch: windows in a batch. options: further arguments of windows.causal.
+    """
     fetch, n = windows.causal(token_T, N=N, evaluation=True, **options)
 
     def fetch_padded(index_B: np.ndarray, rng: None) -> batches.Batch:

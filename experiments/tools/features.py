@@ -62,7 +62,7 @@ def run(
 
 
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
-    """Return labels, classes and held_out of the file; {} without classes."""
+    """Return the arrays "labels", "classes" and "held_out" for the output file; {} if the data has no classes."""
     number, n = {name: c for c, name in enumerate(data.classes)}, len(data.labels)
     labels, held_out = np.array([number.get(name) for name in data.labels]), np.arange(n) >= n - data.held_out
     return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}

@@ -15,7 +15,7 @@ from tfm import models
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
-ROUND = 8  # tokens of each text in a round; then they are transferred to the host
+ROUND = 8  # new tokens of each text in a round, after which they are transferred to the host
 # Positions in all caches. Smaller caches have their full size from the start, because reading empty positions costs
 # less than another compilation; larger ones start with a quarter of it and grow.
 GROWS = 2**14
@@ -56,7 +56,7 @@ class Generator:
         return generate.begin(start, prompt_BN, length_B, key, steps=steps, **self.options)
 
     def _extend(self, params: Any, state: generate.State, is_window: bool = False) -> generate.State:
-        """Return the state ROUND tokens later. params: by_layer(params), but of a moving window params themselves."""
+        """Return the state ROUND tokens later. params: by_layer(params); for a moving window, params themselves."""
         window = self._window(params, state.w_BN.shape[1])[1] if is_window else None
         step = window or functools.partial(self.model.step, params, mask=self.mask())
         return generate.extend(step, state, steps=ROUND, **self.options)
@@ -72,7 +72,7 @@ class Generator:
         return self.context is not None and length > self.context
 
     def capacities(self, B: int, N: int, steps: int) -> tuple[int, int, int]:
-        """Return the positions in a cache for B prompts of N tokens: at first, in an increment, and in the end."""
+        """Return capacities of the cache, in tokens, for B prompts of N tokens: (first, increment, last)."""
         last = N + steps if self.context is None else min(N + steps, self.context)
         quarter = max(ROUND, -(-last // 4))
         return last if B * last < GROWS else max(N + ROUND, quarter), quarter, last
@@ -86,7 +86,10 @@ def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
 
 
 def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -> Iterator[list[list[int]]]:
-    """Yield the new tokens of each text by rounds, up to `steps` tokens. key: one key, or key_B with one for each."""
+    """Yield, for each round, the new token ids of each text, up to `steps` in all. key: one key, or key_B.
+
+    ids: the token ids of the prompts.
+    """
     params = jax.device_put(generator.params)
     layers, prompt_BN = generator.by_layer(params), pad(ids, generator.context)
     start_B = np.array([len(row) for row in ids])  # the first tokens that are not yielded yet

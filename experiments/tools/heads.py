@@ -129,7 +129,7 @@ def measure_images(model: trained.Trained, source: str) -> tuple[Columns, str]:
 
 
 def check_probabilities(model: trained.Trained) -> None:
-    """Raise UserError if the logits of a classifier are not those of classes of which one is right."""
+    """Raise UserError for a classifier with several classes for an input, and for a regression."""
     is_classifier = model.kind in ("classes", "image")
     several = model.facts.get("problem_type") == "multi_label_classification"
     rule = "This command needs a model that chooses one of several classes"
@@ -139,7 +139,7 @@ def check_probabilities(model: trained.Trained) -> None:
 
 
 def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
-    """Return KL(p || p') = sum_c p_c ln(p_c / p'_c), the mean over inputs (and tokens); p: of the plain logits."""
+    """Return KL(p || p') = sum_c p_c ln(p_c / p'_c), the mean over inputs (and tokens). p: softmax of plain_BC."""
     log_p_BC = jax.nn.log_softmax(plain_BC)
     return jnp.sum(jnp.exp(log_p_BC) * (log_p_BC - jax.nn.log_softmax(logits_BC)), axis=-1).mean()
 
@@ -149,7 +149,8 @@ def measure_heads(
 ) -> tuple[Columns, float]:
     """Return the columns, in the order of COLUMNS, and the measure without edits.
 
-    measure(logits, logits without edits) -> a number that is smaller for better predictions. period: of the inputs.
+    measure(logits, logits without edits) -> a number that is smaller for better predictions. period: the number of
+    tokens after which the inputs repeat.
     """
     compute = functools.partial(model.compute, model.params, inputs, None, None, output="logits")
     plain, look = compute(names=("A", "y"))
@@ -177,7 +178,7 @@ def measure_forms(model: trained.Trained) -> dict[str, jax.Array]:
 
 
 def tabulate(header: list[str], rows: list[list]) -> tables.Table:
-    """Return the rows of the heads that are worth most."""
+    """Return a table of the PLACES heads that are worth most. header, rows: those of the CSV file."""
     head, cells = ["layer.head", *header[2:]], []
     for m, h, *numbers in sorted(rows, key=lambda row: -row[-1])[:PLACES]:
         texts = [f"{x:.0f}" if name == "skew" else f"{x:.3f}" for name, x in zip(head[1:], numbers, strict=True)]

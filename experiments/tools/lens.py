@@ -90,7 +90,7 @@ def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
 
 
 def read(run: inside.Run, right_N: np.ndarray, *, jacobian: bool) -> Reading:
-    """Return what the lens reads in one text. run: runs the model on it (tfm.inside)."""
+    """Return what the lens reads in one text. run(look=...) -> (logits, activations) of this text (inside.Run)."""
     lens = inside.jacobian_lens if jacobian else inside.logit_lens
     logits_MBNW = lens(run, run(look=("hidden",))[1]["hidden"])
 

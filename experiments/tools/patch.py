@@ -85,7 +85,10 @@ def run(
 
 
 def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
-    """Return the place of each row of a table, with which messages begin, and the row. Raises UserError."""
+    """Return (beginning of messages, {field: text}) for each row of a table.
+
+    Raises UserError if the file is no table, is damaged or has no rows.
+    """
     table = data_files.on_disk(file.expanduser())
     errors.refuse((not data_tables.kind(table), f"--file = {file} is not a table. Give a .jsonl file or a .csv file"))
     with disk.reading(file):
@@ -95,7 +98,7 @@ def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
 
 
 def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str, np.ndarray]:
-    """Return the ids (P, N) of the texts, and (P,) of the tokens, of P rows: (beginning of messages, {field: text}).
+    """Return {"clean", "corrupted": ids (P, N), "answer", "other": ids (P,)} of P rows. rows: result of `read_rows`.
 
     Raises UserError for a missing or invalid text, and for texts of unequal lengths.
     """
@@ -170,7 +173,7 @@ def list_places(grids: list[Grid]) -> list[list]:
 
 
 def tabulate(rows: list[list], name: str) -> tables.Table:
-    """Return the most effective places of the grid `name`."""
+    """Return a table of the MOST places in the grid `name` that restore most. rows: the result of `list_places`."""
     rows = sorted((row for row in rows if row[0] == name), key=lambda row: -abs(row[-1]))[:MOST]
     cells = [[f"{m}", label, f"{value:.3f}", f"{share:z.2f}"] for _, m, _, label, value, share in rows]
     return tables.Table(["layer", PLACES[name], "logit difference", "restored"], cells)

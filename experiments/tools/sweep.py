@@ -30,12 +30,15 @@ def parse(texts: Sequence[str]) -> Grid | None:
 
 
 def load_settings(path: str, changes: Mapping[str, Any], grid: Grid | None) -> configs.Settings:
-    """Return the settings of a config file with these changes; with a grid, of the study that is its sweep."""
+    """Return the settings of a config file with these changes; with a grid, the settings of the sweep, a study."""
     return config_files.load_settings(path, changes, functools.partial(make_study, grid) if grid is not None else None)
 
 
 def make_study(grid: Grid, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Return the config of a study with an arm for each combination. Raises UserError if there is only one."""
+    """Return the config of a study with an arm for each combination of the grid's values; values of seed are its seeds.
+
+    Raises UserError if this is only one run, or if `config` is a study.
+    """
     errors.refuse(("study" in config, "a sweep of a study is not possible: add arms to study.arms, or use study.tune"))
     values: dict[str, list] = {key: [] for key in grid}
     for key, texts in grid.items():

@@ -80,7 +80,10 @@ def run(
 
 
 def choose_reference(arms: Sequence[str], is_of_study: bool) -> str:
-    """Return the arm that the others are compared with, and print why: by its name, its place, or as in a study."""
+    """Return the name of the arm that the others are compared with, and print why.
+
+    This is the last arm of runs.csv of a study; else the only arm with a name in REFERENCES, or the first arm.
+    """
     named, study = [arm for arm in arms if arm.lower() in REFERENCES], "the last arm, as in runs.csv of a study"
     arm, reason = (arms[0], "the first arm in the table") if len(named) != 1 else (named[0], "by its name")
     arm, reason = (arms[-1], study) if is_of_study else (arm, reason)
@@ -89,7 +92,10 @@ def choose_reference(arms: Sequence[str], is_of_study: bool) -> str:
 
 
 def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
-    """Return the runs in a condition for each arm (NEW) and the one before it (OLD): most of them twice."""
+    """Return the runs in new conditions, "B after A" for each arm B (now called NEW) and the arm A before it (OLD).
+
+    The runs of most arms are in two conditions.
+    """
     paired, several = [], len({run.condition for run in runs}) > 1
     arms, conditions = dict.fromkeys(run.arm for run in runs), dict.fromkeys(run.condition for run in runs)
     for condition, (old, new) in itertools.product(conditions, itertools.pairwise(arms)):
