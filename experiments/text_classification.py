@@ -74,7 +74,7 @@ def prepare(
         inputs,
         loss(settings, model, predict),
         splits.make_splits(settings, *examples, tokens=t.N),
-        baseline=functools.partial(baselines.guess_class, train_label_B=labels[0]),
+        baseline=functools.partial(baselines.guess_class, train_label_B=labels[0], classes=data.classes),
         predict=predict,
         figures=functools.partial(figures, settings, data, labels[1]),
         files=tokenizer.files | {runs.DATA: disk.as_json({"classes": data.classes})},

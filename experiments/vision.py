@@ -52,7 +52,7 @@ def prepare(
         inputs,
         loss(settings, model),
         splits.make_splits(settings, train, evaluation, tokens=N),
-        baseline=functools.partial(baselines.guess_class, train_label_B=data.train_label_B),
+        baseline=functools.partial(baselines.guess_image, data=data),
         figures=functools.partial(figures, settings, data),
         files={runs.DATA: disk.as_json(images.describe(data))},
         lines=data.lines,

@@ -36,7 +36,7 @@ class Plan:
     keep_best: checkpoint.Best  # the metric whose best checkpoint is kept
     patience: int  # evaluations without a better metric after which the run ends; 0: never
     may_skip: bool  # whether steps may be skipped (train.nan)
-    baseline: Mapping[str, tuple[float, str]]  # metric -> its value for a guess that ignores the input, description
+    baseline: Mapping[str, tuple[float, str]]  # metric -> its value for a guess without a model, description
     resume: int | None = None  # step of the checkpoint to resume from; None: the newest
     save_minutes: float = 5.0  # minutes after which a checkpoint is written in any case
     keep: int = 2  # number of newest checkpoints to keep

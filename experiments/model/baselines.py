@@ -1,10 +1,13 @@
-"""Baselines: the metrics of predictions that ignore the input."""
+"""Baselines: the metrics of predictions without a model."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from experiments.config import errors
+from experiments.data import images
+
+WORK = 2**31  # multiplications; about a second of a core
 
 
 def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None) -> dict[str, tuple[float, str]]:
@@ -24,14 +27,34 @@ def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None)
     return {"accuracy": (accuracy, f"constant answer: the most frequent token of the {owner}")}
 
 
-def guess_class(evaluation: Sequence[dict], *, train_label_B: np.ndarray) -> dict[str, tuple[float, str]]:
+def guess_class(
+    evaluation: Sequence[dict], *, train_label_B: np.ndarray, classes: Sequence[str]
+) -> dict[str, tuple[float, str]]:
     """Return a Task's baseline {"accuracy": (share, description)}: always predict the most frequent training class."""
     label, right, count = np.bincount(train_label_B).argmax(), 0.0, 0.0
     for i in range(len(evaluation)):
         batch = evaluation[i]
         right += float(np.sum(batch["weight_B"] * (batch["label_B"] == label)))
         count += float(np.sum(batch["weight_B"]))
-    return {"accuracy": (right / count, "constant answer: the most frequent class of the training part")}
+    return {"accuracy": (right / count, f"always {classes[label]!r}, the most frequent class of the training part")}
+
+
+def guess_image(evaluation: Sequence[dict], *, data: images.Images) -> dict[str, tuple[float, str]]:
+    """Return the baseline of `guess_class`, and {"neighbour": (share, description)}: the class of the nearest image.
+
+    This is the training image with the smallest squared distance of pixels, sum_p (x_p - x'_p)^2, as of scikit-learn's
+    KNeighborsClassifier(1). It is left out if the distances need more than WORK multiplications.
+    """
+    result = guess_class(evaluation, train_label_B=data.train_label_B, classes=data.classes)
+    train_BP, held_out_EP = (
+        image_BYXZ.reshape(len(image_BYXZ), -1) for image_BYXZ in (data.train_image_BYXZ, data.evaluation_image_BYXZ)
+    )
+    if train_BP.size * len(held_out_EP) <= WORK:
+        train_BP, held_out_EP = train_BP.astype(np.float32), held_out_EP.astype(np.float32)
+        nearest_E = (np.square(train_BP).sum(1) - 2 * held_out_EP @ train_BP.T).argmin(1)  # plus |x'|^2, equal for all
+        share = float(np.mean(data.train_label_B[nearest_E] == data.evaluation_label_B))
+        result["neighbour"] = share, "accuracy of the class of the nearest training image"
+    return result
 
 
 def average_error(

@@ -10,6 +10,7 @@ import pytest
 import small_files
 import tiny
 from scipy import special
+from sklearn import neighbors
 from small_files import idx_folder
 
 from experiments import language
@@ -17,7 +18,7 @@ from experiments.config import by_name, disk
 from experiments.data import corpus as corpora, tokenization
 from experiments.figures import images as image_figures
 from experiments.folder import records
-from experiments.model import build, checks, splits
+from experiments.model import baselines, build, checks, splits
 from tfm import block as blocks, embed as embeds, head as heads, mlp, norm, position, transformer
 from tfm.attention import implementations, mask as masks, relative_position, score, value
 
@@ -138,7 +139,11 @@ def test_the_figures_of_images_show_wrong_predictions_first(tmp_path, monkeypatc
     settings = tiny.settings("vision", image__source=str(tmp_path), image__patch=3, model__M=1)
     work, (files, numbers), _ = tiny.make_figures(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
-    assert tiny.baseline(work.task) == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
+    nearest = neighbors.KNeighborsClassifier(1).fit(x[:40].reshape(40, -1), label[:40])
+    neighbour = nearest.score(x[40:].reshape(23, -1), label[40:])
+    assert tiny.baseline(work.task) == {"accuracy": pytest.approx(11 / 23), "neighbour": pytest.approx(neighbour)}
+    monkeypatch.setattr(baselines, "WORK", 40 * 23 * 54 - 1)
+    assert tiny.baseline(work.task).keys() == {"accuracy"} and "data.json" in work.files
     is_wrong_B = values_of_figure["label_B"] != values_of_figure["predicted_B"]
     logits_BC = np.asarray(jax.jit(work.apply)(tiny.draw_params(work.task), work.task.evaluation[0]))
     assert 0 < is_wrong_B.sum() < 23 and (np.diff(is_wrong_B.astype(int)) <= 0).all()  # wrong predictions are first

@@ -122,7 +122,7 @@ def task_of(settings: configs.Settings) -> train_step.Task:
 
 
 def baseline(task: train_step.Task) -> dict[str, float]:
-    """Return the metrics of the guess that ignores the input."""
+    """Return the metrics of the guess without a model."""
     return {name: value for name, (value, _) in task.baseline(task.evaluation).items()}
 
 
