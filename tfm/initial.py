@@ -28,7 +28,7 @@ def normal(root: jax.Array, name: str, std: float, **sizes: int) -> dict[str, ja
 
 
 def zeros(name: str, **sizes: int) -> dict[str, jax.Array]:
-    """Return {name: zeros}, for biases and shifts."""
+    """Return {name: zeros}, for biases and shifts. The letters after _ in `name` give the shape: b_HK has (H, K)."""
     return {name: jnp.zeros(shapes.shape(name, sizes))}
 
 

@@ -1,8 +1,8 @@
 """Look inside a model: ablate and patch its activations, read its tokens early, and score its heads.
 
-All functions work on any model of this library. They call `run(edit={...}, look=(...)) -> (logits, {name: activation})`
-of a model with its inputs, for example `functools.partial(model.run, inputs)` of a model from experiments.pretrained,
-or `bind(apply, params, w_BN)`. An edit is a function (x, m) -> x of an activation x and its layer m; block.Order lists
+All functions work on any model of this library. `run(edit={...}, look=(...)) -> (logits, {name: activation})` is a model
+with its inputs, for example `functools.partial(model.run, inputs)` of a model from experiments.pretrained, or
+`bind(apply, params, w_BN)`. Functions take it, or a `measure`: a function of edits that calls it. An edit is a function (x, m) -> x of an activation x and its layer m; block.Order lists
 the names. Activations of all layers have a leading axis of M layers.
 
 _, activations = run(look=("hidden",))  # of the clean text

@@ -242,7 +242,10 @@ def list_experiments() -> list[str]:
 
 
 def is_user_experiment(name: str) -> bool:
-    """Return True if `name` is a module that can be imported, and no built-in experiment."""
+    """Return True if `name` is no built-in experiment, and the first part of its dotted name can be imported.
+
+    Nothing is imported.
+    """
     if name in list_experiments() or not all(part.isidentifier() for part in name.split(".")):
         return False
     _search_working_directory()

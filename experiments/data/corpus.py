@@ -69,7 +69,7 @@ class Mixture:
 
 
 class Corpus(NamedTuple):
-    """A text as token ids, in the smallest integers that hold them."""
+    """The two parts of a text as token ids, in the smallest integers that hold them, and its tokenizer."""
 
     name: str
     tokenizer: tokenization.Tokenizer
@@ -126,7 +126,10 @@ def _check_documents(section: configs.Settings, train: text.Part, tokenizer: tok
 
 
 def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer) -> list[str]:
-    """Return lines about the tokens of a published tokenizer that separate documents, and their names in the text."""
+    """Return lines about the token between documents of a published tokenizer, and its name if the text contains it.
+
+    Without a published tokenizer, or with a single document, there are none.
+    """
     if not isinstance(tokenizer, pretrained_tokenizer.Published) or len(documents.train.sources) <= 1:
         return []
     ids = tokenizer.encode("") if tokenizer.between is None else [tokenizer.between]

@@ -131,7 +131,10 @@ def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
 
 
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs of a file's lines. Count the lines with more than two columns in `counts`."""
+    """Yield the first two columns of a file's lines. Count the lines with more than two columns in `counts`.
+
+    Raises UserError for an empty column, a line that seems to be a header, and a column of numbers.
+    """
     lines, numbers = 0, Counter()
     for number, line in enumerate(read_nfc_lines(file), 1):
         if not line:

@@ -71,7 +71,7 @@ def join(group: Group | None, *, detect: bool = False) -> Iterator[None]:
 def start(group: Group | None) -> None:
     """Connect to the other processes of the group; None: to those of the cluster that JAX detects.
 
-    Raises RunError if this fails, UserError if no cluster can be detected.
+    If this fails, raises RunError, or UserError if group is None.
     """
     options: dict[str, Any] = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
     if group:

@@ -35,7 +35,10 @@ def check_model(m: configs.Settings, *, N: int, cross: bool) -> None:
 
 
 def check_sizes(m: configs.Settings) -> dict[str, int]:
-    """Return {"M", "D", "H", "K", "F": the size}. Raises UserError if one of them or G is invalid."""
+    """Return model.M, D, H, K and F by their letters.
+
+    Raises UserError if one of them or G is below 1, if G does not divide H, or, unless K is set, if H does not divide D.
+    """
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
     configs.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
     K_is_default = m.K == m.D // m.H

@@ -158,7 +158,7 @@ def describe(
         settings["query_bias"] = any(x.any() for path, x in flat.items() if path.endswith(("bq_HK", "bk_HK", "bv_HK")))
         config = families.write(family, model.kind, settings)
     except shapes.ShapeError as error:
-        raise errors.UserError(f"{label}: {error}") from error
+        raise errors.UserError(f"{label}, because its parameters have other shapes: {error}") from error
     except KeyError as error:
         raise errors.UserError(f"{label} without {error}") from error
     read_back = families.read(family, {"model_type": name, **config})

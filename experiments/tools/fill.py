@@ -37,7 +37,10 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return each text filled in, with a line for each mask, or write the file `output`."""
+    """Print and return each text filled in, with a line of likely tokens for each mask.
+
+    With `output`, write the filled texts into this file instead.
+    """
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
     files = commands.check_files(workdir, "filled.txt", output)
     model = commands.load(checkpoint, trust, device, "masked")
