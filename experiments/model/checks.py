@@ -37,7 +37,7 @@ def check_model(m: configs.Settings, *, N: int, cross: bool) -> None:
 def check_sizes(m: configs.Settings) -> dict[str, int]:
     """Return model.M, D, H, K and F by their letters.
 
-    Raises UserError if one of them or G is below 1, if G does not divide H, or, unless K is set, if H does not divide D.
+    Raises UserError if one of them or G is below 1, if G does not divide H, or if H does not divide D and K is not set.
     """
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
     configs.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
