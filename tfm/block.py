@@ -174,10 +174,10 @@ def feed_forward(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: di
 
 
 def normalise(name: str, params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
-    """Return LN(X) (E14-E17). aux: receives measures (variant.py), and the batch statistics under this name.
+    """Return LN(X) (E14-E17). params: of this norm. aux: receives the measures of the norm (variant.py).
 
-    Training normalises with the statistics of the batch if the norm has running averages; evaluation with the running
-    averages in `params`.
+    If the norm has running averages, training normalises with the statistics of the batch, which aux["running"][name]
+    receives; evaluation with the averages in `params`.
     """
     if call.key_B is not None and spec.norm.observe is not None:
         aux["running"][name] = spec.norm.observe(x_BND, layout=call.layout)

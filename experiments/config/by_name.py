@@ -189,7 +189,7 @@ def _as_variant(label: str, variant: Any, example: Any) -> Any:
             variant = type(example)(*variant)
     if not all(hasattr(variant, field) for field in required) or (callable(example) and not callable(variant)):
         form = f"a tuple ({', '.join(required)}), or an object with these attributes" if required else "a function"
-        raise errors.UserError(f"{label} must be {form}")
+        raise errors.UserError(f"{label} is of the type {type(variant).__name__}. It must be {form}")
     return variant
 
 

@@ -1,7 +1,8 @@
 """Choose the tokenizer that a config names, and read the tokenizer of a trained model, published or our own.
 
 A published tokenizer gives the ids of AutoTokenizer in transformers. If tokenizer.json alone decides them, this module
-reads it. Otherwise transformers reads the folder, and the result is written as a new tokenizer.json.
+reads it. Otherwise transformers reads the folder, which stays as it is, and the result becomes a new tokenizer.json in
+memory, which a run saves.
 """
 
 import json

@@ -232,7 +232,7 @@ def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:
 
 
 def _batch_shardings(mesh: Mesh, batch: dict, *, rows: bool = False) -> dict:
-    """Return the sharding of each array of a batch."""
+    """Return the sharding of each array of a batch. rows: the arrays have a first axis with a row for each run."""
     specs = batch_specs(mesh, batch)
     return {name: NamedSharding(mesh, add_row_axis(mesh, spec) if rows else spec) for name, spec in specs.items()}
 

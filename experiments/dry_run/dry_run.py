@@ -60,7 +60,10 @@ def compile_and_report(
 
 
 def describe_program(program: topologies.Program) -> dict[str, Any]:
-    """Return a record of the program for the report: its bytes on each device, and its collectives."""
+    """Return a record for the report: name, whether it was compiled, and the reason why not.
+
+    If it was compiled, also its bytes on each device and its collectives.
+    """
     record = {"name": program.request.name, "compiled": program.compiled is not None, "reason": program.reason}
     if program.compiled is None:
         return record

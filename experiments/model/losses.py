@@ -63,8 +63,8 @@ def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
     wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
     if wrong or len(metrics) < len(names):
         raise errors.UserError(
-            f"train.metrics = {list(names)}: each metric needs a name that no other metric has (taken: "
-            f'{", ".join(checkpoint.BETTER)}), and better = "more" or "less"'
+            f"train.metrics = {list(names)}: the names after the colons must differ from each other and from "
+            f'{", ".join(checkpoint.BETTER)}, and each metric must be a pair (measure, "more" or "less")'
         )
     return metrics
 

@@ -123,8 +123,8 @@ def find_unread(
 def write(folder: str | pathlib.Path, model: trained.Trained, name: str) -> list[str]:
     """Write files that transformers opens with from_pretrained, and return their names. name: the model_type.
 
-    The facts are those of `interpret`. A ViT needs `patch`, `image` and `Z`, a Llama needs `N`. Raises UserError, with
-    the reason, if the family does not have such a model.
+    model.facts: as `interpret` returns them; a ViT also needs `patch`, `image` and `Z`, a Llama `N`. Raises UserError,
+    with the reason, if the family does not have such a model.
     """
     family, config, settings, lines = describe(model, name)
     arrays = family.restore(tensors.write(lines, model.params), settings, family) | settings["aside"]

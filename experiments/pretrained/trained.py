@@ -108,8 +108,9 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
 def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
     """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
-    output: "logits", or "features" as in Trained.look, with activations in float32. n_B, names: the arguments `at` and
-    `look` of Trained.run. edits: (name, edit) of edits that are pytrees (Partial). edit: {name: any other function}.
+    output: "logits", or "features" as in Trained.look; then features and activations are float32. n_B, names: the
+    arguments `at` and `look` of Trained.run. edits: (name, edit) of edits that are pytrees (Partial). edit: {name: any
+    other function}.
     """
 
     def compute(
@@ -235,7 +236,10 @@ def fetch_images(images: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
 
 
 def is_regression(model: "Trained") -> bool:
-    """Return whether the outputs are numbers without an activation, by the rules of transformers."""
+    """Return True if the outputs are numbers without an activation, as in transformers.
+
+    That is: problem_type is "regression", or it is not set and there is one class.
+    """
     problem = model.facts.get("problem_type")
     return problem == "regression" or not problem and len(model.classes) == 1
 

@@ -309,7 +309,7 @@ def _templates(escape: Callable[[str], str]) -> jinja2.Environment:
 
 
 def clean_html(text: str) -> str:
-    """Replace control characters, which HTML forbids, and the space in "95 %" by one that does not break."""
+    """Replace control characters, which HTML forbids, by U+FFFD, and the space in "95 %" by a no-break space."""
     return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
 
 

@@ -122,10 +122,10 @@ def _find_best(points: Sequence[Point], sign: int) -> Point:
 def estimate_variance(points: Sequence[Point], sign: int = 1, *, is_kept: bool = False) -> float | None:
     """Return the variance of an arm's mean that comes from its choice; None if it has one tuning seed.
 
-    is_kept: the rate is the best tried one, without interpolation. The choice is repeated over bootstrap samples of the
-    n tuning seeds, and each chosen rate has the loss of the mean curve, linear in log(rate) between the tried ones. The
-    variance of this loss is multiplied by n / (n - 1), because a sample of n seeds varies by (n - 1) / n as much as its
-    source.
+    sign: 1 if less of the metric is better, else -1. is_kept: the rate is the best tried one, without interpolation.
+    The choice is repeated over bootstrap samples of the n tuning seeds, and each chosen rate has the loss of the mean
+    curve, linear in log(rate) between the tried ones. The variance of this loss is multiplied by n / (n - 1), because a
+    sample of n seeds varies by (n - 1) / n as much as its source.
     """
     seeds, finite = [*points[0].metric], [point for point in points if point.mean is not None]
     if len(seeds) < 2:

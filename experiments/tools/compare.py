@@ -162,7 +162,10 @@ def tabulate_settings(runs: Sequence[Run]) -> tables.Table:
 
 
 def tabulate_results(runs: Sequence[Run], metric: str) -> tables.Table:
-    """Return a table with a row for each run: final metrics, the best value of the metric, steps, seconds, size."""
+    """Return a table with a row for each run: final metrics, the best value of the metric and its step, and more.
+
+    That is: steps, seconds, and the number of parameters.
+    """
     others = dict.fromkeys(name for run in runs for name in run.metrics if name.startswith(run_plan.EVAL))
     others.pop(metric, None)
     better = {name: x for run in runs for name, x in run.summary.get("better", {}).items()} | checkpoint.BETTER

@@ -75,7 +75,8 @@ def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.nd
         mesh = meshes.make(data=1)
         work = by_name.load_experiment(settings.experiment).prepare(settings, mesh)
     if work.task.probe is None:
-        raise errors.UserError(f"{config}: the model of this experiment does not show its activations")
+        cause = "the model of this experiment does not show its activations"
+        raise errors.UserError(f"{config}: {cause}. Choose a config whose model is a transformer of this project")
     plan = run_plan.make_plan(settings, work.task, mesh)
     state = train_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=mesh)
     batch = work.task.evaluation[0]

@@ -368,7 +368,7 @@ def test_a_changed_model_is_trained_sampled_and_opened_with_its_change(guide, mo
     for i in range(2):
         with raises(errors.UserError, f"--trust={trust[i]}"):
             open_model.open(guide / "run", trust=trust[:i])
-    with pytest.MonkeyPatch.context() as patch, raises(errors.UserError, "my_quantised", "no Work.model"):
+    with pytest.MonkeyPatch.context() as patch, raises(errors.UserError, "my_quantised", "need Work.model"):
         patch.setattr(
             sys.modules["my_quantised"], "prepare", lambda *_: tiny.work_of(settings(guide))._replace(model=None)
         )

@@ -92,7 +92,7 @@ def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
 def _number_segments(
     document_BS: jax.Array | None, valid_BS: jax.Array | None, *, N: int, S: int, padded: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Return the segments of queries and of keys: a query attends to the keys of its segment.
+    """Return the segments of queries, the last N of S tokens, and of keys: a query attends to the keys of its segment.
 
     Return None if all tokens are in one segment.
 
