@@ -100,7 +100,7 @@ def make_folders(*paths):
         ({"a.csv": b"text,label\nx,1\ny,2.0\nz,NA\nw,1.0\nv,\n"}, "12", "2 (1 missing, 1 'NA')"),
         ({"a.csv": b"text,label\nx,NA\ny,DE\nz,NA\nw,DE\n"}, ("DE", "NA"), ""),
         ({"a.csv": b"text,label\nx,NaN\n" + b"".join(b"%d a,p\n%d b,n\n" % (i, i) for i in range(9))}, "np", "1 'NaN'"),
-        ({"a.csv": b"text,label\nx,1.5\ny,2.0\nz,nan\n"}, None, "decimals (1.5)"),
+        ({"a.csv": b"text,label\nx,1.5\ny,2.0\nz,nan\n"}, None, "decimals: 1.5"),
         ({"train.csv": b"text,label\nx,a\ny,b\n", "test.csv": b"text,label\nx,c\ny,d\n"}, None, '"c", "d"'),
     ],
 )
