@@ -9,7 +9,7 @@ run yet.
 from configs import base, induction
 
 RANKS = [0, 2, 4, 8, 16]
-RING = {"synthetic.task": "ring", "model.M": 1, "model.H": 1, "train.steps": 300}
+RING = {"synthetic.task": "ring", "model.M": 1, "model.H": 1, "model.position": "learned", "train.steps": 300}
 
 
 def get_config():
