@@ -1,6 +1,6 @@
 """LoRA in a run (optim.lora, tfm/lora.py): train only adapters and the parts in init_fresh, such as a head.
 
-The run writes these parameters to adapters.safetensors in its folder, named by their paths in our tree.
+The run writes the adapters and these parts to adapters.safetensors in its folder, named by their paths in our tree.
 """
 
 import functools
@@ -24,9 +24,9 @@ FORM = "rank, rank:parts or rank:parts:alpha, such as 8, 8:score,value or 8:Uq_H
 
 
 def parse(text: str) -> tuple[int, tuple[str, ...], float]:
-    """Return (rank, parts, alpha) of optim.lora. By default the parts are the blocks, and alpha is the rank.
+    """Return (rank, parts, alpha) of optim.lora, such as "8:score,value:16".
 
-    Raises UserError for another form.
+    By default the parts are the blocks, and alpha is the rank. Raises UserError for a text of another form than FORM.
     """
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
     rank, parts, alpha = match.groups() if match else ("", "", "")
@@ -48,9 +48,9 @@ def merge(params: dict, text: str) -> dict:
 
 
 def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Mesh) -> runs.Work:
-    """Return the Work that the experiment prepares, with adapters if optim.lora is set. The default figure is the loss.
+    """Return the Work that the experiment prepares, with adapters if optim.lora is set.
 
-    experiment: a module with a function `prepare`.
+    experiment: a module with a function `prepare`. If its Work has no `figures`, the run draws the loss by step.
     """
     work = experiment.prepare(settings, devices)
     if not isinstance(work, runs.Work):
@@ -70,7 +70,7 @@ def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Me
 
 
 def describe_positions(m: Mapping[str, Any]) -> list[str]:
-    """Return a line if the section `model` has absolute and relative positions; else []."""
+    """Return a line to print if the section `model` has both absolute and relative positions; else []."""
     absolute, relative = m.get("position", "none"), m.get("relative_position", "none")
     if "none" in (absolute, relative):
         return []
@@ -79,7 +79,10 @@ def describe_positions(m: Mapping[str, Any]) -> list[str]:
 
 
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
-    """Return the work with the adapters of optim.lora. Raises UserError if no trained model is loaded (init_from)."""
+    """Return the work with the adapters of optim.lora; unchanged without optim.lora.
+
+    Raises UserError if no trained model is loaded (init_from).
+    """
     text, task = settings.optim.lora, work.task
     if not text:
         return work

@@ -25,11 +25,11 @@ NEXT_SENTENCE = "cls.seq_relationship."
 
 
 def name_heads(masked: str, classes: str, *, transform: str = "mlp", pooler: str = "tanh") -> dict[str, families.Head]:
-    """Return {kind: head} of BERT, for tensors with these names.
+    """Return {kind: head} of BERT (masked, classes, tokens, spans), for tensors with these names.
 
-    masked: four names, of the layer before the output, its norm, the output matrix, and the output's bias. classes: two
-    names, of the layer before the output of a classifier of texts, and of the output. transform, pooler: the activation
-    of the first layer in `masked` and in `classes`.
+    masked: four names, divided by spaces: of the layer before the output, its norm, the output matrix, and the output's
+    bias. classes: two names, of the layer before the output of a classifier of texts, and of the output. The names of
+    layers and norms lack ".weight". transform, pooler: the activation of the first layer in `masked` and in `classes`.
     """
     dense, norm, decoder, bias = masked.split()
     masked_table = {f"{dense}.*": "head/transform/W b", f"{norm}.*": "head/transform/norm/gain shift"}
@@ -59,7 +59,7 @@ def _find_output(family: families.Family) -> tuple[str, str]:
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with the names that norms have today.
+    """Return the tensors with today's names of norms: LayerNorm.weight and .bias, not .gamma and .beta.
 
     If the output is not tied, its bias is the one next to its matrix (`_find_output`), which replaces the other one.
     """
@@ -102,7 +102,7 @@ BERT = families.Family(
 
 
 def read_roberta(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with `unread`, the number of the first rows of positions, which are not used."""
+    """Return the settings with `unread`, the number of unused first rows of positions, and with N without them."""
     N, unread = settings["N"], int(config.get("pad_token_id", 1)) + 1
     families.require(N > unread, "max_position_embeddings", N, f"more than {unread}, after pad_token_id")
     return settings | {"unread": unread, "N": N - unread}

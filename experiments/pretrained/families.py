@@ -56,7 +56,11 @@ def name_layer(layer: str, names: str) -> dict[str, str]:
 
 
 class Head(NamedTuple):
-    """A head: the end of the name of transformers' class, our text.head (its layer) or image.head, and its tensors."""
+    """A head: the end of the name of transformers' class, our name of the head, and its tensors (as in Family.table).
+
+    output: text.head or image.head. Of next-token and masked-token heads, only the activation of the layer before the
+    output: "" without such a layer, "mlp" for that of the model's MLP.
+    """
 
     suffix: str
     output: str
@@ -66,7 +70,7 @@ class Head(NamedTuple):
 class Family(NamedTuple):
     """A family of published models. The defaults fit a causal language model.
 
-    `arrays` are the tensors of a file by name without `prefix`. (A name in a file may also lack it.)
+    `arrays`, an argument of its functions, are a file's tensors by name without `prefix`. (Files may lack it too.)
     """
 
     architecture: str  # the beginning of the names of transformers' classes
@@ -174,8 +178,8 @@ def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
 def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
     """Return a class name for each row of the classification head: from id2label in config.json, else LABEL_i.
 
-    rows: their number, None if the head is not read yet. Print a warning with the folder `path` if id2label does not
-    name exactly these rows.
+    rows: their number; None if the file has no head: then the number of names in id2label, else num_labels. Print a
+    warning with the folder `path` if id2label does not name exactly these rows.
     """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)

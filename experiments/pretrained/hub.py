@@ -52,9 +52,9 @@ def read(path: str | pathlib.Path) -> trained.Trained:
 def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathlib.Path) -> trained.Trained:
     """Return the model that config.json describes and the tensors hold. path: its folder.
 
-    Its facts include: `headless`, True if it ends before its logits; `aside`, tensors that our models do not have;
-    `pooler`, the arrays, by our paths, with which a new head for classes of texts begins; and `class_layer`, the
-    text.head of such a head in transformers. `read` adds `ids`, the ids that begin, end and pad a text.
+    Its facts include `headless`, True if it ends before its logits, and `aside`, {name: array} of tensors that our
+    models lack. `pooler` has the arrays, by our paths, with which a new head for classes of texts begins. `class_layer`
+    is the text.head of such a head in transformers. `read` adds `ids`, the ids that begin, end and pad a text.
     """
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
@@ -110,7 +110,10 @@ def outline(
 def find_unread(
     family: families.Family, settings: families.Settings, arrays: tensors.Arrays, label: str
 ) -> dict[str, str]:
-    """Return {tensor that is not a parameter: why}. Raises UserError for a copy that differs from its original."""
+    """Return {name: reason} of tensors that are not parameters: copies of tied tensors, and buffers.
+
+    Raises UserError, which begins with the label, for a copy that differs from its original.
+    """
     tied = family.tied if settings.get("tied_output") else {}
     copies = {name: original for name, original in tied.items() if name in arrays and original in arrays}
     differing = [name for name, original in copies.items() if not np.array_equal(arrays[name], arrays[original])]
@@ -160,7 +163,8 @@ def describe(
     except shapes.ShapeError as error:
         raise errors.UserError(f"{label}, because its parameters have other shapes: {error}") from error
     except KeyError as error:
-        raise errors.UserError(f"{label} without {error}") from error
+        lacking = f"config.json needs {error}, which the model's parameters and facts lack. Add it to model.facts."
+        raise errors.UserError(f"{label}: {lacking}") from error
     read_back = families.read(family, {"model_type": name, **config})
     read_back["output"] = families.name_output(family, model.kind, read_back)
     tensors.complain(label, list_unlike(model.model, model.facts.get("output"), read_back))

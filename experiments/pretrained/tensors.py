@@ -100,9 +100,9 @@ def write(lines: Iterable[Line], params: Any) -> dict[str, np.ndarray]:
 
 
 def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the order of our axes in their tensor (layer, then those of rows, of columns), and its [rows, columns].
+    """Return the order of our axes in their tensor (layer, then those of rows, of columns), and its shape.
 
-    A vector has only rows. flat: our parameters by path.
+    The shape is that in one layer: [rows, columns], of a vector [rows]. flat: our parameters by path.
     """
     letters, shape = shapes.letters(path), flat[path].shape
     sides = shapes.sides(path) if shapes.is_matrix(path) else [range(letters[0] == "M", len(letters))]

@@ -109,8 +109,8 @@ def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callabl
     """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
     output: "logits", or "features" as in Trained.look; then features and activations are float32. n_B, names: the
-    arguments `at` and `look` of Trained.run. edits: (name, edit) of edits that are pytrees (Partial). edit: {name: any
-    other function}.
+    arguments `at` and `look` of Trained.run. edits: {name: edit} of edits that are pytrees (Partial), whose arrays
+    may change without a compilation. edit: {name: any other function}, compiled into the program.
     """
 
     def compute(
@@ -149,9 +149,9 @@ def _choose(x_BND: jax.Array, n_B: jax.Array) -> jax.Array:
 def _forward(
     model: "Trained", params: dict, inputs: jax.Array, valid: jax.Array | None, **options: Any
 ) -> tuple[models.Model, jax.Array, dict]:
-    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of Call.
+    """Return the model's functions, X^(M) and aux for ids or normalised images. options: look and edit of heads.Call.
 
-    The inputs of a model that translates are a tuple (source_BS, valid_BS, w_BN).
+    The inputs of a model that translates are a tuple (source_BS, valid_BS, w_BN), where w_BN are target ids.
     """
     for name in (*options["look"], *options["edit"]):
         by_name.choose("activation", name, dict.fromkeys(model.names(), ""))
@@ -177,7 +177,10 @@ def _forward(
 
 
 def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
-    """Raise UserError if n_B names tokens, and the model has no logits of them. A traced n_B is not checked."""
+    """Raise UserError if the model has no logits of single tokens, or if n_B is outside the tokens of the inputs.
+
+    n_B: as `at` in Trained.run; None is not checked, and a traced n_B may be outside.
+    """
     if n_B is None:
         return
     does = f"at = {n_B}: the model in {model.path} {DOES[model.kind]}, and has no logits of each token"
@@ -189,7 +192,10 @@ def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
 
 
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
-    """Yield function(inputs_B, valid_BN) for each batch of n inputs, as numpy. The last input fills the last batch."""
+    """Yield function(inputs_B, valid_BN) for each batch of n inputs, as numpy.
+
+    The last batch is filled with copies of the last input. The caller cuts off their results.
+    """
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
     batch = min(batch, n)
     for first in tqdm.tqdm(range(0, n, batch), disable=True if n == batch else None):
@@ -379,7 +385,7 @@ class Trained:
     def _compute(
         self, inputs: Any, valid: Any, at: Any, edit: Mapping[str, Callable], **static: Any
     ) -> tuple[jax.Array, dict]:
-        """Return the results of make_compute for raw inputs. static: its names and output."""
+        """Return the results of make_compute's function for raw inputs. static: its arguments `names` and `output`."""
         edits = {name: function for name, function in edit.items() if isinstance(function, Partial)}
         others = {name: function for name, function in edit.items() if name not in edits}
         compute = make_compute(self, others) if others else self.compute

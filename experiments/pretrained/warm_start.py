@@ -61,8 +61,9 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return {setting: value} that a config needs to use the model, except for a fresh head or fresh positions.
+    """Return {setting: value} that a config needs to use the model, without fresh positions and the head's settings.
 
+    text.head is included if the head is kept: it is not fresh, and both or none of model and experiment classify texts.
     experiment: that of the config. fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
@@ -74,7 +75,10 @@ def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str])
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
-    """Print Work.lines, the lines about the data, and return the work with the initial parameters of init_from."""
+    """Print Work.lines, the lines about the data, and return the work with the initial parameters of init_from.
+
+    A resumed run gets none from init_from.
+    """
     for line in work.lines:
         log.say(line, "\n")
     return work._replace(params={**work.params, **load(settings, work.task.init, resumed=resumed, files=work.files)})
@@ -168,7 +172,7 @@ def _count_rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 def _resize_positions(
     config: Mapping[str, Any], model: trained.Trained, start: dict, ours: dict
 ) -> dict[str, np.ndarray]:
-    """Return the parameters `start` with learned positions resized to the number in `ours`, if this is possible."""
+    """Return the parameters `start` with learned positions resized to the number in `ours`; unchanged if impossible."""
     old, new = _count_rows(start), _count_rows(ours)
     pixels = [tree[PATCHES].shape[1:] if PATCHES in tree else None for tree in (ours, start)]
     other_patches = pixels[0] != pixels[1] or model.facts.get("patch") != config.get("image", {}).get("patch")
