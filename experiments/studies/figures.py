@@ -124,7 +124,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
 
 
 def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> dict[str, Curve]:
-    """Return arm -> curve(run) for each of its runs, at the steps that all have, without arms that have no values."""
+    """Return arm -> curve(run) for each of its runs, at the steps that all its runs have; no arms without values."""
     stacked = {arm: study_runs.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
     return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 
@@ -182,7 +182,10 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw the held-out metric against training FLOPs, and against seconds: a panel for each that the reference has."""
+    """Draw the held-out metric against training FLOPs, and against seconds.
+
+    Each cost has a panel if runs of the reference have measured it.
+    """
     panels, metric = [], styles.spell(condition.metric)
     for name, (unit, label) in study_runs.COSTS.items():
         measured = {arm: [run for run in arm_runs if run.summary.get(name)] for arm, arm_runs in runs.items()}
@@ -239,7 +242,7 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
 def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw symmetry and directionality of scores over steps: a row for each measure, a column for each layer.
 
-    Only if the arms differ in the score.
+    Return None if all arms have the same score, or no run has measured it.
     """
     if len({str(arm.changes.get("model.score")) for arm in condition.arms}) < 2:
         return None

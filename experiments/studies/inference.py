@@ -1,6 +1,7 @@
 """Inference from small samples: intervals, p-values, power, rates, plateaus, steps to a threshold.
 
-Pure functions of numbers, by scipy's distributions. docs/studies.md describes their use in a study.
+Pure functions of numbers, by scipy's distributions. m: the number of intervals that hold together (Bonferroni).
+docs/studies.md describes their use in a study.
 """
 
 import itertools
@@ -82,13 +83,16 @@ def power(effect: float, n: int, m: float) -> float:
 
 
 def detectable(n: int, m: float) -> float:
-    """Compute the smallest true difference, in SDs of the paired difference, that n >= 3 seeds show with POWER."""
+    """Compute the smallest true difference, in SDs of the paired difference, that n >= 3 seeds show with POWER.
+
+    They show it if the interval of their mean difference, at level 1 - 0.05/m, lies above 0.
+    """
     most = 3 * (stats.t.isf((1 - LEVEL) / m / 2, n - 1) + 1) / math.sqrt(n)
     return float(optimize.brentq(lambda effect: power(effect, n, m) - POWER, 0.0, most))
 
 
 def seeds_for(effect: float, m: float) -> int:
-    """Return the fewest seeds that show a true difference of `effect` SDs with probability POWER."""
+    """Return the fewest seeds that show a difference of `effect` SDs, as in `detectable`, with probability POWER."""
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 
@@ -135,7 +139,7 @@ def plateau(values: Sequence[float]) -> float | None:
 def crossing(curve: Mapping[int, float], threshold: float, *, better: str) -> float | None:
     """Return the step at which the curve, step -> value, reached the threshold; None if it never did.
 
-    The step is interpolated linearly between two evaluations. The next evaluation must confirm it.
+    The step is interpolated linearly between two evaluations. The next evaluation, if there is one, must confirm it.
     """
     steps, sign = sorted(curve), 1 if better == "more" else -1
     reached = [sign * curve[step] >= sign * threshold for step in steps]

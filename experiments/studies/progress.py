@@ -11,8 +11,9 @@ class Progress(log.Line):
     """The progress bar of a study. It measures work in FLOPs."""
 
     def __init__(self, waiting: Sequence[Any], later: Sequence[Any] = ()):
-        """waiting: the programs (programs.Checked) that are still to be trained. later: programs of a later bar.
+        """waiting: the programs (programs.Checked) that are still to be trained.
 
+        later: programs that a later bar shows, such as those of the arms if this bar is that of tuning.
         "program 1 of 7" counts `waiting`; the time left includes both.
         """
         self._later, self._count, self._begun, self._loss = [*waiting, *later], len(waiting), 0, ""
@@ -56,7 +57,8 @@ class Progress(log.Line):
     def _left(self, starting: int, done: float = 0.0) -> str:
         """Return ', 31:10 left in the study': steps, evaluations and compilations. starting: 1 if a program compiles.
 
-        This process is assumed to train all programs, so the time is an upper limit if it shares them.
+        done: FLOPs since the bar's last update. This process is assumed to train all programs, so the time is an upper
+        limit if other processes train some of them.
         """
         bar = self._bar.format_dict
         n = bar["n"] + done

@@ -92,7 +92,7 @@ def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
 
 
 def list_facts(folder: pathlib.Path, settings: configs.Settings, study: studies.Study) -> list[tuple]:
-    """Return (folder, fact, value) for all that must be equal where two parts of a study have it.
+    """Return (folder, fact, value) for all that must be equal where two folders with parts of a study have it.
 
     These are settings, arms, conditions, and the code, data and result of each run. fact: its name in a message.
     """
@@ -130,7 +130,10 @@ def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
-    """Write the report of the finished runs of a folder, and return its files. session: see `write_files`."""
+    """Log the verdict's seeds in plan.jsonl, write the report of the finished runs of a folder, and return its files.
+
+    session: see `write_files`.
+    """
     analysis = analyse(folder, study)
     arms = [arm for condition in analysis.conditions for arm in condition.compared]
     judged = [arm for arm in arms if arm.difference.kind != statistics.FEW]
@@ -141,7 +144,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]
 
 
 def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, *, session: dict) -> list[pathlib.Path]:
-    """Write the report of an analysis into the folder, and return its files; of each figure only the PNG.
+    """Write the report of an analysis into the folder, and return its files. Of a figure's files, return only the PNG.
 
     session: {"config": the study's settings, "device": of this process}, or {"source": a phrase about the file in which
     another program has written the numbers}. This process adds its commit and versions.

@@ -14,7 +14,8 @@ def open_runs(
 ) -> None:
     """Make or reopen the folder of each run that no other process has locked. waiting: programs to be trained.
 
-    Remove a summary.json of other steps. Raises UserError if a run, also a finished one, had other settings or data.
+    Remove the summary.json of a run that finished after fewer steps than are planned now. Raises UserError if a run,
+    also a finished one, had other settings or data.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:
@@ -60,7 +61,10 @@ def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
 
 
 def remove_checkpoints(folder: pathlib.Path, runs: list[studies.Run]) -> None:
-    """Remove the checkpoints of programs whose first run has condition and arm of one of these finished runs."""
+    """Remove the checkpoints of programs whose first run has condition and arm of one of these finished runs.
+
+    folder: the study's folder `checkpoints`, which is also removed if it is then empty.
+    """
     kinds = "|".join(re.escape("_".join(run.place)) for run in runs)
     for entry in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}", entry.name):

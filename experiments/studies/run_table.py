@@ -117,7 +117,7 @@ def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
 def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool) -> str:
     """Return the column of the metric ("": the only one). Raises UserError if it, or the column of the arm, is missing.
 
-    columns: (name in the table, result of `name_columns`).
+    columns: (name in the table, result of `name_columns`). A wide table instead needs `metric` and a column seed.
     """
     names, known = [name for name, column in columns if column not in COLUMNS], {column for _, column in columns}
     choices, metric = known - {"arm", "seed", "condition", "state", ""}, dict(columns).get(metric, metric)

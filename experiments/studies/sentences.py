@@ -157,7 +157,10 @@ def describe_only_arm(condition: statistics.Condition) -> str:
 
 
 def describe_tuning(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
-    """Return ' They include the chance in tuning, ...', with its share of the variance; '' if nothing was tuned."""
+    """Return ' They include the chance in tuning, ...' (the intervals), with its share of the variance.
+
+    Return ' They leave out ...' if there is one tuning seed, and '' if nothing was tuned.
+    """
     if condition.tuning_variance is None:
         return " They leave out the chance in tuning, which one tuning seed cannot show."
     extra = 2 * condition.tuning_variance
@@ -235,7 +238,10 @@ def describe_study(conditions: Sequence[statistics.Condition]) -> str:
 
 
 def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequence[statistics.Condition]) -> str:
-    """Return 'worse in causal by 0.05 (95 % interval 0.03 to 0.07); no difference found in masked (...)'."""
+    """Return 'worse in causal by 0.05 (95 % interval 0.03 to 0.07); no difference found in masked (...)'.
+
+    arms: the arm in each of the conditions.
+    """
     places: dict[str, list[tuple[statistics.Condition, statistics.Difference]]] = {}
     for condition, arm in zip(conditions, arms, strict=True):
         places.setdefault(arm.difference.kind, []).append((condition, arm.difference))
@@ -250,7 +256,10 @@ def _describe_arm_everywhere(arms: Sequence[statistics.Arm], conditions: Sequenc
 
 
 def _describe_effect(conditions: Sequence[statistics.Condition], differences: Sequence[statistics.Difference]) -> str:
-    """Return ' by 0.05 (95 % interval 0.03 to 0.07)', or the ranges over conditions; '' without common intervals."""
+    """Return ' by 0.05 (95 % interval 0.03 to 0.07)', or the ranges over conditions.
+
+    Return '' if the conditions have different metrics, or an interval is missing.
+    """
     if len({condition.metric for condition in conditions}) > 1 or not all(x.interval for x in differences):
         return ""
     intervals = "95 % intervals range" if len(conditions) > 1 else "95 % interval"
@@ -332,7 +341,7 @@ def describe_reporting(conditions: Sequence[statistics.Condition], rates: str) -
 def describe_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
     """Return lines on the smallest difference that the seeds can show, in SDs of the paired difference.
 
-    If conditions have runs, those of an earlier study in `folder`, also in units of the metric.
+    If the conditions have runs (those of an earlier study in `folder`), return it also in units of the metric.
     """
     n, m = len(study.seeds), max(condition.together for condition in conditions)
     if not m:

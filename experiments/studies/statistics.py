@@ -145,7 +145,7 @@ def analyse(
 ) -> list[Condition]:
     """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric.
 
-    tuning_variances: condition -> its tuning_variance.
+    tuning_variances: condition -> the variance of an arm's mean by the choice of settings (Condition.tuning_variance).
     """
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
@@ -176,7 +176,7 @@ def analyse(
 
 
 def _arm(condition: Condition, entry: studies.Arm, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
-    """Compute the numbers of an arm. seeds: those of the study. reference: its runs; [] if the arm is the reference."""
+    """Compute the numbers of an arm. seeds: of the study. reference: the reference's runs; [] if entry is it."""
     values = _values(runs, condition.metric)
     ended = [run for run in runs if run.seed in values]
     metrics = dict.fromkeys(name for run in ended for name in run.summary if name.startswith("eval/"))
@@ -310,8 +310,9 @@ def _judge(
 ) -> Difference:
     """Set kind and corrected p of `result`, end its interval at the limits, and return it.
 
-    value_I, base_J: the metric of arm and reference. is_same: the difference is only rounding. A difference is worse
-    or better if the corrected p is below 0.05, that is, if 0 is outside the interval.
+    value_I, base_J: the metric of arm and reference. is_same: the difference is only rounding. A difference whose
+    interval lies inside the margin is equal. Otherwise it is worse or better if the corrected p is below 0.05, that is,
+    if 0 is outside the interval.
     """
     every, (least, most) = np.array([*value_I, *base_J]), (float(limit - base_J.mean()) for limit in limits)
     result.p_corrected = None if result.p is None else min(1.0, m * result.p)
@@ -367,7 +368,10 @@ def _difference(condition: Condition, arm: Runs, reference: Runs, may_unpair: bo
 
 
 def _find_limits(metric: str, values: Sequence[float]) -> tuple[float, float]:
-    """Return the metric's smallest and largest possible value: of an accuracy (0, 1), or (0, 100) if one is above 1."""
+    """Return the metric's smallest and largest possible value: of an accuracy (0, 1), or (0, 100) if one is above 1.
+
+    Other metrics are unlimited.
+    """
     top = 1.0 if max(values, default=0.0) <= 1 else 100.0
     return (0.0, top) if "accuracy" in metric.lower() and all(0 <= x <= top for x in values) else UNLIMITED
 

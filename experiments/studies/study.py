@@ -271,7 +271,7 @@ def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProx
 
 
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
-    """Group runs of a condition that differ only in seeds and NUMBERS. tuning, spread: fields of every Program."""
+    """Group runs of a condition that differ only in seeds and NUMBERS. tuning, spread: as in Program."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         values = configs.flat(run.settings.to_dict())
