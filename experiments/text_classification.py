@@ -44,7 +44,7 @@ def prepare(
     change: Callable[[models.Model], models.Model] = models.unchanged,
     loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
 ) -> runs.Work:
-    """Prepare the texts, a model of their tokens, its loss, and the figures. Parts: as in language.prepare.
+    """Prepare the texts, a model of their tokens, its loss and the figures. read, change, loss: see language.prepare.
 
     read(source, field) -> data_files.Rows. loss(settings, model, predict) as in losses.choose_class_loss.
     """
@@ -137,7 +137,8 @@ def figures(
 ) -> Iterator[pathlib.Path | dict]:
     """Yield the calibration error and recalls; then the files.
 
-    Files: loss curves, the confusion matrix, and held-out texts with their predictions, errors first.
+    Files: loss curves, the confusion matrix, and held-out texts with their predictions, errors first. label_B: the true
+    classes of the held-out texts.
     """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 

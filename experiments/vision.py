@@ -30,7 +30,7 @@ def prepare(
     change: Callable[[models.Model], models.Model] = models.unchanged,
     loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
 ) -> runs.Work:
-    """Prepare the images, a model of their patches, its loss, and the figures. Parts: as in language.prepare.
+    """Prepare the images, a model of their patches, its loss and the figures. read, change, loss: see language.prepare.
 
     read(source, size) -> images.Images. loss(settings, model) as in losses.choose_class_loss.
     """

@@ -46,7 +46,10 @@ def number_style(i: int, label: str) -> Style:
 
 
 def shorten(name: str) -> str:
-    """Return the name for a figure (`plots.name`). The middle of a name of more than 28 letters becomes "…"."""
+    """Return the name as figures show it: with codes for letters without a font (`plots.name`).
+
+    "…" replaces the middle of a name of more than 28 letters.
+    """
     return plots.name(name, 28)
 
 
@@ -65,5 +68,5 @@ def draw_legend(drawing: figure.Figure, styles: Mapping[str, Style]) -> None:
 
 
 def _sum_widths(inches: Sequence[float], columns: int) -> float:
-    """Return the width of a legend whose labels fill one column after the other, as matplotlib's do."""
+    """Return the width of a legend in inches. Labels of these widths fill one column after the other."""
     return sum(max(part) for part in np.array_split(inches, columns))

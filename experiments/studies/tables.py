@@ -65,7 +65,10 @@ def format_signed(x: float | None) -> str:
 
 
 def _format_steps(step: statistics.ThresholdStep) -> str:
-    """Return '1,200 (5 of 5); +300 (+120 to +480)': median, seeds that reached it, paired difference, interval."""
+    """Return '1,200 (5 of 5); +300 (+120 to +480)': median steps, seeds at the threshold, difference, interval.
+
+    The difference to the reference is the mean over pairs.
+    """
     if not step.of:
         return NONE
     median = "not reached" if step.median is None else f"{step.median:,.0f}"
@@ -133,7 +136,10 @@ def _format_range(interval: Sequence[float] | None, form: str) -> str:
 
 
 def tabulate_laws(family: scaling.Family) -> Table:
-    """Return a table with a row for each arm: its law, and the compute with which it reaches the reference's loss."""
+    """Return a table with a row for each arm: its law, and the compute with which it reaches the reference's loss.
+
+    The loss is that of the reference at the compute C0 (`family.middle`), and the compute is in units of C0.
+    """
     rows, reference, sizes = [], sentences.quote(family.reference), len(family.conditions)
     constant = sizes >= scaling.WITH_CONSTANT
     for law in family.laws:
@@ -189,7 +195,7 @@ def tabulate_runs(record: dict[str, Any]) -> Table:
 
 
 def _format_counts(counts: Mapping[str, int], between: str = ", ") -> str:
-    """Return 'a', or 'a (20 runs), b (10 runs)'."""
+    """Return 'a' for one entry, 'a (20 runs), b (10 runs)' for several, UNKNOWN for none. between: the separator."""
     if len(counts) < 2:
         return next(iter(counts), UNKNOWN)
     return between.join(f"{value} ({count} run{'s' if count > 1 else ''})" for value, count in counts.items())

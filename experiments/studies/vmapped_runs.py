@@ -36,7 +36,10 @@ class VmappedRuns(NamedTuple):
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Return whether rows are computed side by side; on a TPU not if one run fills it. flops: of a step of a run."""
+    """Return True if rows are computed side by side: with a mesh axis `seed`, on GPUs, on TPUs unless a run fills them.
+
+    flops: of a step of a run.
+    """
     busy = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not busy)
 
@@ -47,7 +50,10 @@ def over_rows(runs: VmappedRuns, function: Callable) -> Callable:
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
-    """Return `meshes.sharded` in a form that jax.vmap can map over runs, along the mesh axis `seed` if there is one."""
+    """Return the shard_map of a function (`meshes.sharded`), in a form that jax.vmap can map over runs.
+
+    If the mesh has an axis `seed`, the runs are sharded over it.
+    """
     single = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
     if meshes.SEED not in mesh.axis_names:
         return single
@@ -74,7 +80,10 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
 
 
 def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
-    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, dtypes and shardings."""
+    """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, dtypes and shardings.
+
+    seeds: one for each row. numbers: only the initial scale is used.
+    """
     _, optimiser = runs.optimiser()
 
     def init_run(key: jax.Array, initial: dict) -> train_step.State:
@@ -93,7 +102,7 @@ def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, 
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
     """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
 
-    alive_R: False for rows whose state must not change. numbers: a Numbers, of which only OPTIMISER is used.
+    alive_R: False for rows whose state must not change. numbers: only learning rate and weight decay are used.
     """
 
     def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:
@@ -112,7 +121,7 @@ def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
 
 
 def held_out(runs: VmappedRuns) -> Callable[[Any, dict], train_step.Ratios]:
-    """Return `train_step.make_held_out`, jitted, for the parameters of all rows."""
+    """Return the jitted function (params of all rows, held-out batch) -> (sum, count) of every metric for each row."""
     sums = train_step.make_held_out(runs.task, runs.mesh, sharded=sharded)
     options = compilation.deterministic_options(runs.mesh, runs.task.deterministic)
     return jax.jit(

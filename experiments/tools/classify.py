@@ -61,7 +61,7 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if all are classes of the model, else [].
+    """Return the labels if all are classes of the model, else []; [] also for a regression and for classes of tokens.
 
     Raises UserError if --field names a column of labels that are not classes of the model.
     """

@@ -68,14 +68,20 @@ class Run(NamedTuple):
 def run(
     runs: Sequence[commands.Path], *, metric: str = "eval/loss", output: commands.Path = "compare.png"
 ) -> pathlib.Path:
-    """Print the tables, draw the figure into a new file, and return its path. Raises UserError as `write` does."""
+    """Print the tables, draw the figure into a new file, and return its path.
+
+    output: the file, or the folder for compare.png. Raises UserError if the file exists, or as `write` does.
+    """
     file = pathlib.Path(output)
     file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
     return write(runs, metric, disk.check_new(file, "--output", is_file=True))
 
 
 def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
-    """Print the tables, draw the figure, and return its path. Raises UserError for a study, one run, or no metric."""
+    """Print the tables, draw the figure, and return its path.
+
+    Raises UserError for a study, for fewer than two runs, and for a metric without a finite value.
+    """
     paths = list(dict.fromkeys(map(os.fspath, runs)))
     errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
     common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])

@@ -121,7 +121,7 @@ def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> C
 def sum_windows(
     measure_batch: Callable, token_T: np.ndarray | corpora.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
 ) -> np.ndarray:
-    """Return the sums of `measure_batch` (`make_measure`) over windows of N tokens that are padded to `width`.
+    """Return the sums of `measure_batch` (`make_measure`) over windows of N tokens, padded to `width` if it is larger.
 
     token_T: the text. batch: windows in a batch. options: further arguments of windows.causal.
     """

@@ -66,7 +66,10 @@ def run(
 
 
 def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
-    """Return the ids that begin, end and pad a text, from a published model's files, or else from the tokenizer."""
+    """Return {"bos_token_id", "eos_token_id", "pad_token_id": ids}, the ids that begin, end and pad a text.
+
+    They come from a published model's files, or else from the tokenizer; {} without both.
+    """
     ids = model.facts.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not pretrained_tokenizer.find(model.path):
         return ids
@@ -89,7 +92,10 @@ def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -
 
 
 def write_adapters(model: trained.Trained, lines: Any, folder: pathlib.Path) -> list[str]:
-    """Write the run's adapters for the peft library, if the family supports them. Return the names of the files."""
+    """Write the run's adapters for the peft library, if the family supports them. Return the names of the files.
+
+    lines: the result of hub.list_lines, by which the weights were written.
+    """
     settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")
     if reason := adapters.write_peft(model.path, target, settings=settings, lines=lines):

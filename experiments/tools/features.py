@@ -6,7 +6,7 @@ features.run("DIR", file="photographs", output="features.npz")
 
 Arrays of the file: `features` (n, D), float32 (trained.Trained.look), and `names` (n,): image files, the beginnings of
 texts, or numbers. With classes also `labels` (n,), `classes` (C,), and `held_out` (n,): True for what a run with this
-source holds out; it comes last. --names=hidden,q adds the activations of every layer, (M, n, ...).
+source holds out, which are the last rows. --names=hidden,q adds the activations of every layer, (M, n, ...).
 """
 
 import functools
@@ -69,7 +69,10 @@ def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
 
 
 def look(compute: Callable[..., tuple], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the arrays of Trained.look for all n inputs, and print their size. Raises UserError if it is too large."""
+    """Return the arrays of Trained.look for all n inputs, and print their size. file: the output, for messages.
+
+    Raises UserError if the arrays do not fit into memory.
+    """
     features, activations = jax.eval_shape(compute, *fetch(np.zeros(1, int)))
     n_bytes = 4 * n * (features.size + sum(x.size for x in activations.values()))
     print(f"{file}: {n:,} inputs, {', '.join(['features', *activations])}: {disk.size(n_bytes)}", flush=True)

@@ -79,7 +79,7 @@ class Generator:
 
 
 def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
-    """Pad the prompts with zeros to a power of two or to the context, so that few lengths are compiled."""
+    """Append zeros to the prompts up to a power of two or the context, so that few lengths are compiled."""
     longest = max(map(len, ids))
     N = generate.bucket(longest, context if context and longest <= context else None)
     return np.array([row + [0] * (N - len(row)) for row in ids], np.int32)

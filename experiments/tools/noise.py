@@ -73,8 +73,8 @@ def run(
 def measure(values: Sequence[float]) -> Noise:
     """Compute the noise of R >= 3 independent normal values.
 
-    The mean of n runs minus that of n others has the SD sd sqrt(2 / n). It is judged by Student's t with n - 1 degrees
-    of freedom, as n pairs are. One run minus another has no SD of its own. It is judged by `sd`, with R - 1 degrees.
+    The mean of n runs minus that of n others has the SD sd sqrt(2 / n). Student's t judges this difference with n - 1
+    degrees of freedom, as for n pairs. For n = 1, which has no SD of its own, t has the R - 1 degrees of `sd`.
     The interval of the SD is that of chi squared with R - 1 degrees.
     """
     R, sd = len(values), float(np.std(values, ddof=1))
@@ -88,7 +88,7 @@ def measure(values: Sequence[float]) -> Noise:
 
 
 def describe(metric: str, values: Sequence[float], n_diverged: int, noise: Noise) -> str:
-    """Return the table of the noise with its conditions."""
+    """Return the table of the noise, below the mean and the SD of the runs, and above NOTE, which explains it."""
     sd, low, high, mean = map(sentences.format_number, (noise.sd, *noise.interval, float(np.mean(values))))
     lines = [f"{metric} of {len(values)} equal runs: mean {mean}, SD {sd} (95 % interval {low} to {high})"]
     lines += [f"left out, because they diverged: {n_diverged} runs"] * bool(n_diverged)

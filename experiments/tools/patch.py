@@ -173,7 +173,10 @@ def list_places(grids: list[Grid]) -> list[list]:
 
 
 def tabulate(rows: list[list], name: str) -> tables.Table:
-    """Return a table of the MOST places in the grid `name` that restore most. rows: the result of `list_places`."""
+    """Return a table of the MOST places in the grid `name` with the largest |restored share|.
+
+    rows: the result of `list_places`.
+    """
     rows = sorted((row for row in rows if row[0] == name), key=lambda row: -abs(row[-1]))[:MOST]
     cells = [[f"{m}", label, f"{value:.3f}", f"{share:z.2f}"] for _, m, _, label, value, share in rows]
     return tables.Table(["layer", PLACES[name], "logit difference", "restored"], cells)

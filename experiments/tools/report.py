@@ -7,6 +7,7 @@ report.run("A"), report.run("A", also=("B", "C"))
 
 The folders must be parts of one study, with the same commit and data. Each machine may train a subset of the arms,
 conditions and seeds. A run that is in two folders must have the same result in both.
+--correction=condition corrects the intervals for the comparisons of each condition, not of the whole study.
 """
 
 import pathlib

@@ -79,7 +79,10 @@ def run(
     workdir: commands.Path = "",
     **options: Options,
 ) -> str | list[str] | None:
-    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines."""
+    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines.
+
+    HELP explains the arguments. With `topology`, only compile, report memory (also to the file `json`) and return None.
+    """
     options, file = check_options(Options(**options)), commands.output(workdir, "sample.txt")
     model = commands.load(checkpoint, trust, None if topology else device, "causal", "prefix")
     if model.tokenizer.has_chat_template:

@@ -29,12 +29,13 @@ def run(
     file, model = commands.output(workdir, "symmetry.txt"), commands.load(checkpoint, trust, device)
     measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():
-        raise errors.UserError(f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k")
+        problem = f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k"
+        raise errors.UserError(f"{problem}. Choose another model, for example one with the score tied.")
     return commands.report(tables.align(tabulate(jax.device_get(jax.jit(measure)(model.params)))), file)
 
 
 def tabulate(layers: dict[str, symmetry.Layer]) -> tables.Table:
-    """Return a row for each layer of each part of the model, and a row with the medians over its layers."""
+    """Return a row for each layer and one with the medians over layers, separately for an encoder and a decoder."""
     rows = []
     for part, layer in layers.items():
         heads = [statistic(layer.symmetry_H, axis=1) for statistic in (jnp.nanmean, jnp.nanmedian)]

@@ -7,8 +7,9 @@ The table has a row for each run, with the columns arm (or model, method, ...), 
 (separate comparisons), steps (of training), state and diverged_at are optional. With --wide, the table has a row for
 each seed and a column for each arm. All that is read in another way than it is written is printed.
 
-Arms that share seeds with the reference are compared by pairs of the same seed. Without a common seed, or with an empty
-column, Welch's t compares their means. A metric that is nan or inf is a diverged run, an empty cell a missing one.
+Arms that share seeds with the reference are compared by pairs of the same seed. Without common seeds, for example if
+the column seed is empty, Welch's t compares the means of the arms. A metric that is nan or inf is a diverged run, an
+empty cell a missing one.
 """
 
 import hashlib
@@ -49,7 +50,10 @@ def run(
     correction: str = "study",
     workdir: commands.Path = "",
 ) -> results.Analysis:
-    """Print the verdict, write the report, and return the analysis of the one CSV file in `table`."""
+    """Print the verdict, write the report, and return the analysis of the one CSV file in `table`.
+
+    HELP explains the arguments.
+    """
     errors.refuse(
         (len(table) != 1, "name one table: python -m experiments.tools.verdict results.csv --metric=loss"),
         (successive and reference, f"--reference={reference} has no use with --successive. Leave one of them out"),

@@ -156,7 +156,7 @@ def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block
 def _add_query_gradients(rules: block_mask.Rules, query: dict, sums: tuple, block: tuple) -> tuple[tuple, tuple]:
     """Add the contributions of one block of keys to sums = (dq, darrays). Return sums, and (dk, dv) of the block.
 
-    darrays: the gradients of the bias's arrays.
+    darrays: the gradients of the bias's arrays. block: the block of keys, and need_I for it.
     """
     key, need_I = block
 

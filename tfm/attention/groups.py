@@ -16,7 +16,7 @@ from tfm.attention import mask as masks
 
 
 def name_leaf(name: str, H: int, G: int | None) -> str:
-    """Return `name`, such as 'Uk_GKD', or with H in place of G, 'Uk_HKD', if G is None or H.
+    """Return `name`, such as 'Uk_GKD'; if G is None or equals H, with H in place of G: 'Uk_HKD'.
 
     Raises ValueError if G does not divide H.
     """
