@@ -290,7 +290,7 @@ def scale_rates(growth: mup.Growth) -> list[optax.GradientTransformation]:
 def measure_growth(m: configs.Settings) -> mup.Growth:
     """Return the size of the model relative to the base of model.mup and model.mup_depth.
 
-    Raises UserError if model.mup_depth is invalid, or set without model.mup and model.block = pre_norm.
+    Raises UserError if model.mup_depth is invalid, or is set while model.mup is 0 or model.block is not pre_norm.
     """
     if not m.mup_depth:
         return mup.Growth(width=m.D / m.mup) if m.mup else mup.BASE
