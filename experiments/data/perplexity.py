@@ -34,7 +34,10 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
 
 
 def find_difference(tokenizer: tokenization.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
-    """Return the first difference between a text and its decoded ids; '' if the first `most` characters have none."""
+    """Return the first difference between a text and its decoded ids, such as "'Ab' becomes 'ab'".
+
+    Return '' if the first `most` characters have none. Leading spaces are ignored.
+    """
     if isinstance(tokenizer, tokenization.Plain) and tokenizer.kind == "bytes":  # also for text that is not UTF-8
         return ""
     decoded = tokenization.decode_pieces(text)
@@ -54,7 +57,8 @@ def measure(nats: float, *, tokens: int, text: Size) -> dict[str, float]:
     """Return {"nats_per_token", "bits_per_byte", "token_perplexity", "word_perplexity": value}.
 
     Bits per byte are nats / (ln 2 bytes), perplexities exp(nats / tokens) and exp(nats / words). nats: -sum ln p
-    of all tokens. The word perplexity is left out if no spaces separate the words (LONGEST).
+    of all tokens. The word perplexity is left out if words have more than LONGEST bytes on average: then spaces do not
+    separate them.
     """
     logs = {"token_perplexity": nats / tokens}
     logs |= {"word_perplexity": nats / text.words} if text.bytes <= LONGEST * text.words else {}

@@ -39,7 +39,7 @@ DEFAULT_NAMES = {
 
 
 class OfRun(tokenization.Plain):
-    """The tokenizer of another run, used like a published one: no token separates documents."""
+    """The tokenizer of bytes or characters that a run has saved. Unlike in that run, no token separates documents."""
 
     encode_text = tokenization.Tokenizer.encode_text
     document_start = None
@@ -180,9 +180,9 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
     """Return {"tokenizer.json": its bytes, "tokenizer_config.json": its bytes}, which define a tokenizer.
 
     The first maps a text to ids, without adding special tokens such as [CLS]; the second names the special tokens, and
-    is left out for a tokenizer of bytes or characters. If path is a file whose name is not in FILES, no other file of
-    its folder is read. Raises UserError if a file is damaged, if the folder defines the tokenizer by code, and if
-    transformers must read it and is not installed.
+    is left out for a tokenizer of bytes or characters. path: a file. Other files of its folder are read only if its
+    name is tokenizer.json, vocab.txt or vocab.json. Raises UserError if a file is damaged, if the folder defines the
+    tokenizer by code, and if transformers must read it and is not installed.
     """
     with disk.reading(path, TypeError):
         content = disk.read_bytes(path)
@@ -198,7 +198,8 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
         with disk.reading(template):
             config["chat_template"] = disk.read_bytes(template).decode()
     if "auto_map" in config:
-        raise errors.UserError(f"{path.with_name(CONFIG)}: auto_map names code, which is never executed")
+        problem = f"{path.with_name(CONFIG)}: auto_map names code, which is never executed"
+        raise errors.UserError(f"{problem}. Choose a tokenizer without code, or remove auto_map")
     with disk.reading(path, TypeError, AttributeError, KeyError):
         fields = {"tokenizer_class": model.get("tokenizer_class")} | config | {"added_tokens.json": [*additions]}
         reason = find_difference(library, fields, model.get("model_type")) if library["model"] else path.name
@@ -210,7 +211,8 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
 def find_difference(library: Mapping[str, Any], fields: Mapping[str, Any], model_type: str | None) -> str:
     """Return the reason why transformers may give other ids than tokenizer.json alone, or '' if there is none.
 
-    library: the content of tokenizer.json. fields: of the files next to it.
+    library: the content of tokenizer.json. fields: those of tokenizer_config.json and the other files next to it.
+    model_type: in config.json.
     """
     kind = fields["tokenizer_class"]
     if kind not in UNCHANGED and (kind or model_type not in UNCHANGED_TYPES):
@@ -236,7 +238,10 @@ def list_names(value: Any) -> Iterator[Any]:
 
 
 def convert(path: pathlib.Path, config: Mapping[str, Any], reason: str) -> dict[str, bytes]:
-    """Return {file name: content} of the tokenizer, read by transformers. reason: why only transformers can read it."""
+    """Return {file name: content} of the tokenizer in the folder of `path`, read by transformers.
+
+    config: the content of tokenizer_config.json. reason: why only transformers can read the tokenizer.
+    """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
     with data_files.require_extra(f"{path} ({reason})"):
         import transformers

@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A row of TASKS: the examples of a task, and its sizes, which follow from the number after the colon."""
+    """A row of TASKS: the examples of a task, and how its N and W follow from the number after the colon (`parse`)."""
 
     split: Callable[[int, int], tuple[Examples, Examples]]  # (N, W) -> training and held-out examples
     least: int  # the smallest number
@@ -63,9 +63,9 @@ def parse(text: str) -> Task:
 def draw(make: Callable[[np.ndarray, int, int], Answer], N: int, W: int) -> tuple[Examples, Examples]:
     """Return training and held-out examples of N tokens with ids below W, drawn at random.
 
-    make: (u_BRX, N, W) -> w_BN, target_BN and weight_BN, from uniform numbers in [0, 1). A batch has `w_BN` and
-    `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0. With an `rng`
-    (training) examples are new each time. Without one (evaluation) an example depends only on its index.
+    make: (u_BRX, N, W) -> w_BN, target_BN and weight_BN. u_BRX: uniform numbers in [0, 1), R = ROWS, X = max(N, W). A
+    batch has `w_BN` and `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0.
+    With an `rng` (training) examples are new each time. Without one (evaluation) an example depends only on its index.
     """
     sizes = ROWS, max(N, W)
 
@@ -89,8 +89,8 @@ def make_batch(w_BN: np.ndarray, target_BN: np.ndarray, weight_BN: np.ndarray) -
 def split_sums(N: int, W: int) -> tuple[Examples, Examples]:
     """Return training and held-out examples of addition modulo P = W - 1: tokens a, b, "=" (Power et al. 2022).
 
-    The id of "=" is P. Only this last token has a target: (a + b) mod P. Every pair of a and b is one example. A random
-    SHARE of the pairs, the same in every run, is for training.
+    N is 3. The id of "=" is P. Only this last token has a target: (a + b) mod P. Every pair of a and b is one example.
+    A random SHARE of the pairs, the same in every run, is for training.
     """
     P = W - 1
     order_I = np.random.Generator(np.random.Philox(key=[HELD_OUT, P])).permutation(P * P)

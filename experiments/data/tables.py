@@ -20,7 +20,10 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 
 
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket."""
+    """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket.
+
+    A row has all its fields. fields: those that the caller needs; the first one is named in an error.
+    """
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
     for number, line in enumerate([data_files.load_text(file)] if is_list else data_files.lines(file), 1):
         place = f"line {number:,}"
@@ -33,9 +36,10 @@ def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a .csv or .tsv table. In a .tsv a quotation mark is a character like any other.
+    """Yield the rows of a .csv or .tsv table with all columns. In a .tsv a quotation mark is an ordinary character.
 
-    Raises ValueError for a wrong header, a row of another length, and a misplaced quotation mark.
+    Raises ValueError for two columns of one name, another separator, a row of another length, and a misplaced quotation
+    mark.
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(data_files.LONGEST)
@@ -66,7 +70,7 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a Parquet table."""
+    """Yield the rows of a Parquet table, with only the columns `fields`."""
     with data_files.require_extra(f"the Parquet table {file.name}"):
         from pyarrow import parquet
     with file.open() as content:
@@ -80,7 +84,7 @@ def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_hub(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a split of a data set."""
+    """Yield the rows of a split of a data set, with the columns that `find` selected."""
     with disk.reading(file.name, Exception):  # `datasets` and its libraries for downloads raise errors of many types
         yield from ((f"row {number:,}", row) for number, row in enumerate(file.open(), 1))
 
@@ -103,7 +107,10 @@ def kind(file: data_files.File) -> Callable[..., Iterator[Row]] | None:
 
 
 def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.File] = ()) -> list[data_files.File]:
-    """Return the tables that are not .json, or else `in_folders`, else the .json files, which may describe others."""
+    """Return the tables that are not .json. If there are none, return `in_folders`, or if it is empty the .json files.
+
+    A .json file may only describe other files. in_folders: the text files in folders that are named after classes.
+    """
     tables = [file for file in files if kind(file)]
     return [file for file in tables if ending(file) != ".json" or file.version] or [*in_folders] or tables
 
@@ -114,9 +121,10 @@ def rows(file: data_files.File, field: str) -> Iterator[bytes]:
 
 
 def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the place of each row of a table, its text in a field, and its class in the field `label`; '': missing.
+    """Yield the place of each row of a table, its text in a field, and its class in the field `label`.
 
-    Raises UserError if a field is missing or not text, or if a label is not the name of a class.
+    A missing text or class is ''; without `label`, so is every class. Raises UserError if the table lacks a field, if
+    a text is not a string, or if a label is not the name of a class.
     """
     names, classes = [field, label] if label else [field], class_names.read_names([file], label)
     with disk.reading(file.name):
@@ -143,7 +151,7 @@ def name_class(value: Any, classes: Sequence[str] = ()) -> str:
 
 
 def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> None:
-    """Raise ValueError unless the field holds text, and the label names a class."""
+    """Raise ValueError unless the field holds text and the label names a class, both valid Unicode without NUL."""
     problems = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
     if label and isinstance(row[label], list | dict | bytes):
         problems.append(f"the field {label!r} is not the name of a class: {str(row[label])[:40]!r}")
@@ -160,8 +168,9 @@ def find(
     """Return the file at a path, the files of a folder (`data_files.find`), or the splits of a data set as `File`s.
 
     A data set is 'hub:NAME' or 'hub:NAME:CONFIG'. NAME is one of the Hugging Face hub, streamed or downloaded, a folder
-    of data files, or a folder that `save_to_disk` has written. fields: the columns to load, () for all. Raises
-    UserError if it is missing.
+    of data files, or a folder that `save_to_disk` has written. fields: the columns to load, () for all. alternatives,
+    hint: as in `data_files.find`. stream: False to download the data set first. Raises UserError if the source is
+    missing.
     """
     if not source.startswith(HUB):
         return data_files.find(source, alternatives, hint)
@@ -183,7 +192,10 @@ def find(
 
 
 def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version: str) -> data_files.File:
-    """Return a split of a data set as a `File`; with these fields only, if it has all of them."""
+    """Return the split `name` of a data set as a `File`; with these fields only, if it has all of them.
+
+    rows: the split. version: identifies the content of the data set; '': the fingerprint of the rows does.
+    """
     selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     info = (rows.info.splits or {}).get(name)
     size = (info and info.num_bytes) or 1

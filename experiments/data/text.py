@@ -68,9 +68,10 @@ class Text(NamedTuple):
 
 
 def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, float]]]:
-    """Return the text of text.source; for several sources ("a.txt:0.7, b.txt:0.3") also each text and its share.
+    """Return the text of text.source, and for several sources ("a.txt:0.7, b.txt:0.3") each text and its share.
 
-    The text of several sources has the documents of all. Raises UserError as `load` does.
+    The text of several sources has the documents of all. For a single source the list is empty. Raises UserError as
+    `load` does.
     """
     shares = by_name.split_sources(sources)
     if len(shares) == 1:
@@ -143,7 +144,11 @@ def load_whole(source: str, field: str = "") -> Part:
 
 
 def find(source: str, field: str, *labels: str) -> tuple[list[data_files.File], list[data_files.File]]:
-    """Return all files of a source, and those that contain its text. Raises UserError if the field does not fit."""
+    """Return all files of a source, and those with its text: with a field its tables, without one all files.
+
+    labels: further columns to load. Raises UserError if `field` is set and there is no table, or not set and all files
+    are tables.
+    """
     if source in (STDLIB, DOCSTRINGS):
         files = [data_files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:

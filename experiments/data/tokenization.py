@@ -82,7 +82,7 @@ class Tokenizer:
 
     @property
     def document_start(self) -> int | None:
-        """The last of the tokens between two documents, from which the second's first is predicted; None: no token."""
+        """The last special token between two documents, before the second document's first token; None: no token."""
         before, after = self.around
         return next((id for id in (*reversed(before), self.between, *reversed(after)) if id is not None), None)
 
@@ -185,7 +185,8 @@ class Plain(Tokenizer):
         id_T = self._ids[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(self._ids) - 1)]
         if id_T.size and id_T.min() < 0:
             character = text[int(id_T.argmin())]
-            raise errors.UserError(f"the character {character!r} is unknown: it does not occur in the training text")
+            problem = f"the character {character!r} is unknown: it does not occur in the training text"
+            raise errors.UserError(f"{problem}. Leave it out")
         return id_T
 
 
@@ -194,9 +195,9 @@ def make(
 ) -> Plain:
     """Return a tokenizer of bytes, or of the characters of a training text.
 
-    text, evaluation: as in `Tokenizer.join`. The characters include NUL if either text has several documents. If the
-    evaluation text has further characters, '[UNK]' is added to the special tokens. Raises UserError for an unknown
-    kind, and if a document is not UTF-8.
+    text, evaluation: as in `Tokenizer.join`. specials: names of special tokens, such as '[MASK]'. The characters
+    include NUL if either text has several documents. If the evaluation text has further characters, '[UNK]' is added to
+    the special tokens. Raises UserError for an unknown kind, and if a document is not UTF-8.
     """
     if kind not in KINDS:
         hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))
@@ -212,11 +213,11 @@ def make(
 
 
 def check_unicode(text: str) -> str:
-    """Return the text. Raises UserError if it has half a character, which a terminal may pass."""
+    """Return the text. Raises UserError if it has half a character (a lone surrogate), which a terminal may pass."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise errors.UserError(f"{text[:40]!r} is not Unicode text: {error.reason}") from error
+        raise errors.UserError(f"{text[:40]!r} is not Unicode text: {error.reason}. Write it in UTF-8") from error
     return text
 
 
@@ -239,7 +240,7 @@ def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
             name = text.names[document] if hasattr(text, "names") else "a document"
             near = error.object[max(error.start - 20, 0) : error.start + 20]
             problem = f"{name} is not UTF-8 text, near {near!r}"
-            raise errors.UserError(f"{problem}. Convert it or set text.tokenizer = bytes.") from error
+            raise errors.UserError(f"{problem}. Convert it to UTF-8 or set text.tokenizer = bytes.") from error
         document += piece.count(b"\0")
 
 

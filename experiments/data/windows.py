@@ -30,7 +30,8 @@ def causal(
     targets of a window count, and all targets of the first window. Raises UserError for fewer than N + 1 tokens.
 
     document_start: the token at which a document begins (Tokenizer.document_start). A batch then also has
-    `document_BN`, the number of each token's document in the window, and `n_BN`, its position in this document (int32).
+    `document_BN`, the number of each token's document in the window, and `n_BN`, its position in the window's part of
+    this document (int32).
     """
     step, n = place(token_T, N=N, extra=1, evaluation=evaluation)
     if evaluation and 0 < stride < N:

@@ -40,7 +40,7 @@ def start(device: str) -> None:
         raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}{hint}") from error
     if device not in ("any", backend):
         available = f"{jax.device_count()} x {jax.devices()[0].device_kind} ({backend})"
-        hint = f". {NO_TPU}" if device == "tpu" else ""
+        hint = f". {NO_TPU}" if device == "tpu" else ". --device=any uses what JAX finds"
         raise errors.UserError(f"--device={device}: JAX {jax.__version__} finds only {available}{hint}")
     if backend == "cpu" and jax.process_count() > 1:
         # A program that XLA:CPU reads from a cache loses the order of its collectives (JAX 0.10.2 and 0.12, not 0.8):

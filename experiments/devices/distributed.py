@@ -86,7 +86,8 @@ def start(group: Group | None) -> None:
             raise errors.UserError(
                 f"--distributed finds no cluster ({reason}). Set --coordinator, --processes and --process"
             ) from error
-        raise errors.RunError(f"the processes cannot connect at {group.coordinator}: {reason}") from error
+        remedy = f"Start all of them within {START_SECONDS} s, with the address of process 0 as --coordinator"
+        raise errors.RunError(f"the processes cannot connect at {group.coordinator}: {reason}. {remedy}") from error
 
 
 def call_in_main(action: Callable[[], int]) -> int:

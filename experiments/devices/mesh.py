@@ -103,14 +103,20 @@ def make(
 
 
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
-    """Return the layout of a model on this mesh. W: the vocabulary size; the vocabulary is sharded if W allows it."""
+    """Return the layout of a model on this mesh.
+
+    W: the vocabulary size. If mesh.tensor divides W, the vocabulary is sharded; 0: it is not.
+    """
     axes = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
     vocab = TENSOR if axes[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
     return layouts.Layout(batch=BATCH, vocab=vocab, platform=backend(mesh), **axes)
 
 
 def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -> None:
-    """Raise UserError if the parameters, or the tokens of a batch, do not divide evenly over the mesh."""
+    """Raise UserError if the parameters, or the tokens of a batch, do not divide evenly over the mesh.
+
+    Also raise UserError if the mesh has several devices on an axis that the layout does not use.
+    """
     for axis in (FSDP, TENSOR, SEQUENCE):
         if mesh.shape[axis] > 1 and getattr(layout, axis) is None:
             raise errors.UserError(
@@ -128,7 +134,8 @@ def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -
     for description, n, axis in shared:
         if n % mesh.shape[axis]:
             raise errors.UserError(
-                f"{description} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}. Choose a divisor of {n}"
+                f"{description} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}. Set mesh.{axis} to a "
+                f"divisor of {n}"
             )
 
 

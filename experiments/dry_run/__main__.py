@@ -19,7 +19,10 @@ HELP = {
 
 
 def run(functions: list[str], *, topology: str = "", json: str = "", example: str = "example") -> None:
-    """Compile the one function in `functions`. Raises UserError for a mistake in it, RunError if it cannot compile."""
+    """Compile the one function in `functions`, and print its memory and collectives.
+
+    Raises UserError for an invalid flag or a mistake in the function, RunError if the compiler refuses the function.
+    """
     errors.refuse(
         (len(functions) != 1, f"write one function, such as my_file:step, not: {' '.join(functions) or 'nothing'}"),
         (json and not topology, f"--json={json} needs --topology: add it, such as --topology=v5e-1"),

@@ -24,7 +24,7 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 def dry_run(
     settings: configs.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
-    """Print the parameters of a run, and compile its step and evaluation. target, file: see `compile_and_report`."""
+    """Print a run's parameter table, and compile its step and evaluation. target, file: as in `compile_and_report`."""
     plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
     with train_step.device_errors():
         summaries.print_model(plan, state)
@@ -46,9 +46,10 @@ def programs(plan: run_plan.Plan, state: train_step.State) -> Iterator[topologie
 def compile_and_report(
     requests: Iterable[topologies.Request], target: Target, file: str | None = None, **parts: Any
 ) -> None:
-    """Compile programs for the target (None: this machine), print memory and collectives, and write the JSON `file`.
+    """Compile programs for the target (None: this machine), and print memory and collectives.
 
-    parts: abstract pytrees by name, to report their bytes on each device. Raises RunError if the compiler refuses one.
+    file: the JSON file to write if there is a target. parts: abstract pytrees by name, to report their bytes on each
+    device. Raises RunError if the compiler refuses a program.
     """
     records = [describe_program(program) for program in topologies.compile_programs(requests)]
     print("\n".join(report_lines(records, parts, target)), flush=True)
@@ -112,7 +113,7 @@ def write_report(file: str, records: list[dict], failures: str, target: topologi
 
 
 def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
-    """Yield the lines of the report. The arguments are those of `compile_and_report`."""
+    """Yield the lines of the report. records: of `describe_program`. parts, target: as in `compile_and_report`."""
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
         yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; not run"

@@ -50,9 +50,10 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
 
 
 def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple:
-    """Return the arguments with a jax.ShapeDtypeStruct in place of each array; without a sharding it is replicated.
+    """Return the arguments with a jax.ShapeDtypeStruct in place of each array.
 
-    Raises UserError, which begins with `label`, if a sharding has other devices than `devices`.
+    The sharding is that of a jax.ShapeDtypeStruct which has one; every other array is replicated. Raises UserError,
+    which begins with `label`, if a sharding has other devices than `devices`.
     """
     structs = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
     meshes = [struct.sharding.mesh for struct in structs if isinstance(struct.sharding, NamedSharding)]

@@ -68,7 +68,7 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
 
 
 def iterate(dataset: grain.MapDataset, *, start: int) -> Iterator[Batch]:
-    """Return the batches from position `start` on; a background thread prepares up to BUFFER of them."""
+    """Return the batches dataset[start], dataset[start + 1], ...; a background thread prepares up to BUFFER of them."""
     return iter(dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=BUFFER)))
 
 

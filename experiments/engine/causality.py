@@ -42,13 +42,13 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
         if np.isfinite([before, after]).all():
             break
     else:
-        raise errors.UserError(f"{label}: the loss of the initial parameters is not a finite number")
+        raise errors.UserError(f"{label}: the loss of the initial parameters is not a finite number. Correct the code")
     difference = np.abs(after - before)
     if (difference > ROUNDING * np.maximum(np.abs(before), 1)).any():
         mode = "training" if difference[0].max() >= difference[1].max() else "evaluation"
         raise errors.UserError(
             f"{label}: the model is not causal. In {mode}, the loss at a token changes by {difference.max():.2g} if "
-            "only later tokens change, so the model can read what it must predict"
+            "only later tokens change, so the model can read what it must predict. Correct the code"
         )
 
 
@@ -62,7 +62,8 @@ def list_code(settings: configs.Settings) -> Iterator[str]:
 def choose_tokens(batch: dict, name: str, shift: int) -> tuple[dict, dict]:
     """Return the batch with weight at one token of each sequence, and the same batch with other later tokens.
 
-    name, shift: Task.causal. The tokens with weight are spread over the sequences, the first one at the beginning.
+    name, shift: Task.causal. The loss at token n may depend on batch[name] up to token n - shift; only later tokens are
+    replaced. The tokens with weight are spread over the sequences, the first one at the beginning.
     """
     token_BN, weight_BN = batch[name], np.zeros_like(batch["weight_BN"])
     other_BN, rng = token_BN.copy(), np.random.default_rng(0)

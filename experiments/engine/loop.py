@@ -55,7 +55,7 @@ class Clock:
 
 
 class Saver:
-    """Save the state, and also the best and the last one of a run with train.keep_best and train.patience."""
+    """Save states, among them each new best one (train.keep_best), and decide if train.patience ends the run."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Saver:
         self._best = max(self._best, score)
 
     def is_stale(self) -> bool:
-        """Return True if the last train.patience evaluations were not better than one before them."""
+        """Return True if none of the last train.patience evaluations was better than the best one before them."""
         best = max(self._scored, key=self._scored.__getitem__, default=0)  # the first of equal scores
         return 0 < self._plan.patience <= sum(n > best for n in self._scored)
 
@@ -124,9 +124,10 @@ class Logs:
         self._skipped, self._in_a_row = math.inf, 0
 
     def log(self, n: int, metrics: dict) -> int:
-        """Log the metrics of step n, and show the progress. Return how many steps up to n were skipped in a row.
+        """Log the metrics of step n if its number makes this due, and show the progress.
 
-        A step is skipped if its gradient is not finite (train.nan). Raises RunError at PATIENCE of them.
+        Return how many steps up to n were skipped in a row. A step is skipped if its gradient is not finite
+        (train.nan). Raises RunError at PATIENCE of them.
         """
         skipped = int(jax.device_get(metrics.get("skipped", 0)))
         self._in_a_row, self._skipped = self._in_a_row + 1 if skipped > self._skipped else 0, skipped
@@ -164,7 +165,7 @@ class Logs:
 
 
 class Training(NamedTuple):
-    """The parts that act between the steps of a single run, or of the runs of a study."""
+    """The objects that log, evaluate and save between the steps of a single run, or of the runs of a study."""
 
     plan: run_plan.Plan
     clock: Clock
@@ -245,9 +246,9 @@ def _ends_early(run: Training, n: int, state: train_step.State) -> bool:
 
 
 def catch_up(run: Training, n: int, state: train_step.State) -> None:
-    """Evaluate the state of step n, at which this session resumes, if an earlier one stopped before its evaluation.
+    """Evaluate the state of step n, from which this session resumes, if no earlier session evaluated it.
 
-    The state of the last step is always evaluated.
+    If n is the last step, or train.patience ends the run here, the state is always evaluated.
     """
     missing = not all(run.logs.has_evaluation) or run.on_failure and not run.saver.saves.measured.get(n)
     if n == run.plan.steps or distributed.agree(bool(missing) or run.saver.is_stale()):

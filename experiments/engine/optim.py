@@ -26,9 +26,9 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
     """Return the learning rate as a function of the step: a linear warm-up to `peak`, then the named schedule.
 
     "constant" stays at the peak. "linear" and "cosine" fall to a tenth of the peak at `steps`, "linear:0" to 0. "wsd"
-    (warm-up, stable, decay) stays at the peak, and falls linearly over the last fifth of all steps. "my_file:fall" is
-    the user's: (step, steps) -> the fraction of the peak. step (an int array) and steps do not count the warm-up.
-    Raises UserError if the name is invalid, or if the warm-up is not shorter than `steps`.
+    (warm-up, stable, decay) stays at the peak, and falls linearly to a tenth over the last fifth of all steps.
+    "my_file:fall" is the user's: (step, steps) -> the fraction of the peak. step (an int array) and steps do not count
+    the warm-up. Raises UserError if the name is invalid, or if the warm-up is not shorter than `steps`.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
@@ -69,7 +69,10 @@ def _bind_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> opta
 
 
 def find_settings(rule: Callable) -> dict[str, str]:
-    """Return {argument: setting}, such as {"b1": "beta1"}, for the arguments of an optimiser's factory in SETTINGS."""
+    """Return {argument: setting}, such as {"b1": "beta1"}, for the arguments of `rule` that are in SETTINGS.
+
+    rule: an optimiser's factory, (rate, arguments) -> optimiser.
+    """
     names = list(inspect.signature(rule).parameters)[1:]
     return {name: ALIASES.get(name, name) for name in names if ALIASES.get(name, name) in SETTINGS}
 
@@ -143,8 +146,9 @@ def muon(
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, with `muon_lr_multiplier` times the learning rate.
 
-    The step of a matrix is U V^T, where U S V^T is its Nesterov momentum, so all directions move equally far.
-    Embeddings, output matrices, gains and biases use AdamW (beta1, beta2, eps). Weight decay acts as in `adamw`.
+    The step of a matrix is proportional to U V^T (`orthogonalise`), where U S V^T is its Nesterov momentum, so all
+    directions move equally far. Embeddings, output matrices, gains and biases use AdamW (beta1, beta2, eps). Weight
+    decay acts as in `adamw`.
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),
@@ -286,7 +290,7 @@ def scale_rates(growth: mup.Growth) -> list[optax.GradientTransformation]:
 def measure_growth(m: configs.Settings) -> mup.Growth:
     """Return the size of the model relative to the base of model.mup and model.mup_depth.
 
-    Raises UserError if model.mup_depth is invalid, or lacks another setting that it needs.
+    Raises UserError if model.mup_depth is invalid, or is set while model.mup is 0 or model.block is not pre_norm.
     """
     if not m.mup_depth:
         return mup.Growth(width=m.D / m.mup) if m.mup else mup.BASE

@@ -25,7 +25,7 @@ Figures = Callable[[Any, Any, pathlib.Path, list[dict]], Iterable[pathlib.Path |
 
 
 class Work(NamedTuple):
-    """The result of an experiment's prepare(settings, mesh): what a run needs to train, evaluate, draw and save."""
+    """The result of an experiment's prepare(settings, mesh): what a run needs to train, evaluate, save and plot."""
 
     task: train_step.Task
     figures: Figures | None = None  # draws after the training, and may add metrics; None: the loss by step
@@ -89,7 +89,7 @@ def run(
     resume: int | None = None,
     is_locked: bool = False,
 ) -> Result:
-    """Train, and write the results into `folder`.
+    """Train, and write the results into `folder`. If `folder` holds a finished run, only return its results.
 
     resume: the checkpoint's step to resume from; None: the newest. is_locked: whether the caller has locked the folder.
     """
@@ -164,7 +164,7 @@ def final_numbers(training: loop.Training, state: train_step.State) -> dict[str,
 
 
 def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, resumed: bool) -> dict[str, str]:
-    """Write copies of the user's code, and the files of the model. Return name -> SHA-256 of the copies.
+    """Write copies of the user's code, and work.files (such as a tokenizer). Return name -> SHA-256 of copied code.
 
     Raises UserError if a run would resume with another tokenizer.
     """

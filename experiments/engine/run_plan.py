@@ -157,7 +157,7 @@ def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
 
 
 def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False) -> int:
-    """Return the FLOPs of the loss of the first batch, on one device. kernels: as in `compilation.flops`."""
+    """Return the FLOPs of the loss of the whole first batch (forward pass only). kernels: as in `compilation.flops`."""
     loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
     return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
 
