@@ -23,6 +23,7 @@ FREE = ("dropout", "attention", "compute_dtype", "remat")
 POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # prefixes of paths
 TEXTS = ("language", "text_classification")  # experiments that can use a model's tokenizer
+CLASSIFIERS = ("text_classification", "vision")
 
 
 def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) -> configs.Settings:
@@ -63,12 +64,13 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
     """Return {setting: value} that a config needs to use the model, without fresh positions and the head's settings.
 
-    text.head is included if the head is kept: it is not fresh, and both or none of model and experiment classify texts.
+    text.head or image.head is included if the head is kept: it is not fresh, and both or none of model and experiment
+    classify.
     experiment: that of the config. fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     required = {f"model.{name}": value for name, value in model.model.items() if name not in free}
-    new_head = "head" in fresh or ("C" in model.facts) != (experiment == "text_classification")
+    new_head = "head" in fresh or ("C" in model.facts) != (experiment in CLASSIFIERS)
     facts = {"patch"} if new_head else {"patch", "output"}
     fields = {fact: field for fact, field in open_model.FACTS.get(experiment, {}).items() if fact in facts}
     return required | {field: model.facts[fact] for fact, field in fields.items() if fact in model.facts}

@@ -271,6 +271,14 @@ def test_settings_that_the_user_did_not_choose_follow_the_model(tmp_path, capsys
     assert adopt("")["model.D"] == 128
 
 
+@pytest.mark.parametrize(("fresh", "head"), [("", "class_token"), ("head", "pooled")])
+def test_an_image_classifier_keeps_the_head_of_a_vit_unless_it_is_new(tmp_path, fresh, head):
+    config = base.get_config("vision")
+    config.update_from_flattened_dict({"init_from": str(published.save(tmp_path, "vit")), "init_fresh": fresh})
+    settings = configs.flat(warm_start.adopt_architecture(configs.Settings(config), None).to_dict())
+    assert settings["image.head"] == head
+
+
 def test_code_that_a_model_names_is_not_adopted_unless_the_config_names_it_too(tmp_path, source):
     """The run may be somebody else's: without --trust, its code is never executed."""
     foreign = published.copy_with_changes(source, tmp_path / "foreign", model__mlp="their_file:mlp")
