@@ -24,7 +24,10 @@ REPORT_SECONDS = 60.0  # after a program that took longer, the report is written
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of a study of arms x seeds in each condition. All runs share the other settings."""
+    """Return the settings of a study of arms x seeds in each condition.
+
+    The runs share all settings that no arm or condition changes.
+    """
     return {
         "study": {
             "experiment": ("", "the experiment that every run trains: language, vision, ..."),
@@ -149,7 +152,11 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
 
 
 def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = False) -> list[studies.Program]:
-    """Group the runs into programs. The devices along the mesh axis `seed` share the runs of a program."""
+    """Group the runs of a condition that differ only in seeds and studies.NUMBERS into programs.
+
+    The devices along the mesh axis `seed` share the runs of a program. tuning: the runs choose settings for the arms,
+    on splits of the training data.
+    """
     return studies.programs(runs, tuning=tuning, spread=session.devices.shape.get(meshes.SEED, 1))
 
 
@@ -166,7 +173,10 @@ def check_all(waiting: list[studies.Program], session: programs.Session) -> list
 
 
 def report_finished_runs(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> str:
-    """Write the report of a study that stops early, if any run is finished. Return a sentence on its content."""
+    """Write the report of a study that stops early, if any run is finished. Return a sentence on it.
+
+    Without a finished run, the sentence says that there is no report.
+    """
     every_run = studies.runs(settings, session.study)
     n_finished = sum(run_folders.is_finished(folder, run) for run in every_run)
     if not n_finished:
@@ -184,7 +194,8 @@ def train_all(
 ) -> None:
     """Train these programs. If another process trains one of them, wait until it has finished.
 
-    sources: the SHA-256 of the user's files, by name. later: programs that are trained after these.
+    sources: the SHA-256 of the user's files, by name. later: programs that are trained after these. Only the
+    predicted time left includes them.
     """
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
     with contextlib.closing(Progress(waiting, later)) as line:

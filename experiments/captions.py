@@ -36,9 +36,9 @@ def spell_name(name: str) -> str:
 
 
 def spell(classes: Sequence[str]) -> tuple[str, np.ndarray]:
-    """Return all letters as one text, and the captions of the classes as ids of letters, w_CL (int32).
+    """Return all different letters as one text, and the captions of the classes as ids of letters, w_CL (int32).
 
-    Id 0 is the newline, which ends each caption and pads it to L letters.
+    The id of a letter is its index in the text. Id 0 is the newline, which ends each caption and pads it to L letters.
     """
     names = [spell_name(name) for name in classes]
     letters, L = "\n" + "".join(sorted({*"".join(names)} - {"\n"})), max(map(len, names)) + 1
@@ -52,7 +52,10 @@ def prepare(
     read: Callable[..., images.Images] = images.load_described,
     change: Callable[[models.Model], models.Model] = models.unchanged,
 ) -> runs.Work:
-    """Prepare the images with their captions, the model, its loss, and the figures (see vision.prepare)."""
+    """Prepare the images with their captions, the model, its loss, and the figures.
+
+    read(source, size) returns the images. change(model) returns the model to train.
+    """
     i, m, data = settings.image, settings.model, read(settings.image.source, settings.image.size)
     letters, w_CL = spell(data.classes)
     W, L = len(letters), w_CL.shape[1]
@@ -94,8 +97,8 @@ def prepare(
 def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batches.Fetch:
     """Return a `fetch` whose batches have the patches v_BSP, the letter ids w_BL that the model reads, and its targets.
 
-    target_BN has all letters, the first at the last patch; weight_BN is 1 for letters up to the first newline. Raises
-    UserError if image.augment mixes images.
+    w_BL lacks the last letter. target_BN has all letters, the first at the last patch. weight_BN is 1 up to the first
+    newline, which is included, and 0 before the last patch. Raises UserError if image.augment mixes images.
     """
 
     def fetch_captions(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:

@@ -38,7 +38,11 @@ HELP = {  # of the arguments that most tools have
 
 
 def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: str) -> trained.Trained:
-    """Start the device (None: no device) and open the model. Raises UserError if its kind is not one of `kinds`."""
+    """Start the device (None: no device) and open the model. trust: the names of user's code that may be executed.
+
+    kinds: what the model may be for, as in trained.DOES ("causal", "image", ...); none: anything. Raises UserError for
+    a model of another kind.
+    """
     config_files.forget_user_modules(pathlib.Path())
     if device is not None:
         compilation.enable_cache()
@@ -199,7 +203,10 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
 
 
 def exit_code(action: Callable[[], Any]) -> int:
-    """Run the action. Return 0, 2 for a UserError, 1 for a RunError or a closed output, or 130 for Ctrl-C."""
+    """Run the action. Return 0, 2 for a UserError, 1 for a RunError or a closed output, or 130 for Ctrl-C.
+
+    For another signal, return 128 + its number.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 prints other characters as \u597d
             stream.reconfigure(errors="backslashreplace")

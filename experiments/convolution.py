@@ -2,7 +2,7 @@
 
 An image is a sequence of pixel columns, and the target is a depthwise convolution of its rows (data/depthwise.py). The
 layer is Y = sum_h V_h X A_h, with a head h for each offset o_h of the kernel. All scores are 0, so A_h depends only on
-the biases b_h(s - n).
+the biases b_h(s - n) of key s and query n.
 """
 
 import functools
@@ -28,7 +28,7 @@ COMPARED = 64  # number of held-out images on which the constructed layer is com
 
 
 def config() -> dict[str, dict]:
-    """Return the setting of the images."""
+    """Return the only setting of the images, image.source."""
     source = ("digits", "digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz")
     return {"image": {"source": source}}
 
@@ -77,7 +77,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 
 
 def choose_heads(settings: configs.Settings, X: int) -> int:
-    """Return H, the number of heads: a head for each weight of the kernel, which moves along rows of X pixels.
+    """Return model.H, the number of heads: one for each weight of the kernel, which moves along rows of X pixels.
 
     Raises UserError if H > X, or if model.G or model.K is set.
     """

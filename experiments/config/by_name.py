@@ -83,7 +83,7 @@ SIGNS = re.compile(r"^(asym|anti|un|none?$|no_|non_|pre|post)")
 def translate(name: str) -> list[str]:
     """Return our settings, and our values as "model.norm=token", that other projects call `name`.
 
-    "=none" is a value of any setting.
+    An entry without a setting, "=none", is a value that any setting may have.
     """
     ours, setting, plain = [], "", _simplify(name.rpartition(".")[2])
     for word in FOREIGN.split():
@@ -109,8 +109,8 @@ def _simplify(name: str) -> str:
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean "steps"?)' if an allowed name is similar, or is what another project calls `name`.
 
-    A value of another setting is suggested with it: "model.relative_position=rotary". Opposites are not similar.
-    Return "" if no name is similar.
+    A value of another setting is suggested with it: "model.relative_position=rotary". Opposites, such as pre_norm and
+    post_norm, are not similar. Return "" if no name is similar.
     """
     allowed, plain = list(allowed), _simplify(name)
     values = [entry.partition("=") for entry in translate(name) if "=" in entry]
@@ -128,7 +128,8 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
 def split_sources(text: str) -> list[tuple[str, float]]:
     """Return the sources of text.source with their shares, which sum to 1; of "a.txt:7, b.txt:3" 0.7 and 0.3.
 
-    Several sources are separated by commas, each with its share. Raises UserError if the shares are all 0.
+    Several sources are separated by commas, each with its share. Any other text is one source. Raises UserError if a
+    share is 0.
     """
     matches = [SHARED.fullmatch(item) for item in text.split(",")]
     if len(matches) == 1 or not all(matches):
@@ -177,8 +178,8 @@ def choose(kind: str, name: str, allowed: Mapping[str, Any], setting: str = "") 
 def _as_variant(label: str, variant: Any, example: Any) -> Any:
     """Return the user's variant as a named tuple of the type of `example`; if that is a function, as it is.
 
-    The variant may be a plain tuple, or an object with the attributes; those with a default may be missing. Raises
-    UserError for anything else.
+    The variant may be a plain tuple, or an object with the tuple's fields as attributes. Fields with a default may be
+    missing. Raises UserError for anything else.
     """
     fields = getattr(example, "_fields", ())
     required = [field for field in fields if field not in example._field_defaults]
@@ -289,9 +290,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_callback(message: str) -> str:
-    """Return the exception of a callback, and its line, from the message of a JaxRuntimeError; "" without a callback.
+    """Return "a callback raised an exception: my_file.py, line 3: ..."; "" if the message contains no traceback.
 
-    JAX replaces an exception that jax.debug.callback, pure_callback or io_callback raises by its formatted traceback.
+    message: of a JaxRuntimeError. JAX replaces an exception that jax.debug.callback, pure_callback or io_callback
+    raises by its formatted traceback.
     """
     _, heading, text = message.partition("Traceback (most recent call last):")
     if not heading:

@@ -205,7 +205,7 @@ def flush(path: pathlib.Path) -> None:
 
 
 def tidy(folder: pathlib.Path) -> None:
-    """Delete all drafts in this folder. The caller must be its only writer, so that killed processes left them."""
+    """Delete the drafts that killed processes left in this folder. No other process may write into the folder."""
     for path in folder.glob("*" + DRAFT):
         if path.is_file():
             path.unlink()

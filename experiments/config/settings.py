@@ -111,7 +111,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
     """Assign the values, key -> value, that differ from the config's. Return their keys. Raises UserError as `assign`.
 
-    A value that the config derives from others (K = D // H) stays derived.
+    A value that the config derives from others (K = D // H) stays derived if the new value is equal.
     """
     changed = []
     for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
@@ -147,7 +147,8 @@ def to_plain(value: Any) -> Any:
 def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield (setting, text) for every text in a value that names code of the user's, which executes a module.
 
-    This is "my_file:my_score", except in the settings TEXTS, or the user's experiment, "my_file".
+    Code is "my_file:my_score", except in the settings TEXTS; in text.source, only a reader. The name of a user's
+    experiment, "my_file", is code too.
     """
     if isinstance(value, Mapping):
         for name, item in flat(value).items():
@@ -227,7 +228,8 @@ def _list_numbers(value: Any) -> list[float]:
 def check_numbers(values: Mapping[str, Any] | ml_collections.ConfigDict) -> None:
     """Raise UserError if a number is infinite, NaN, too large for int32 (a seed: uint32) or float32, or out of range.
 
-    FROM_ONE and BELOW_ONE have the ranges.
+    Seeds and numbers of the sections model, optim and train are at least 0, those of FROM_ONE at least 1, and those of
+    BELOW_ONE less than 1.
     """
     for key, value in flat(values).items():
         is_ranged = key in SEEDS or key.startswith(("model.", "optim.", "train."))
@@ -335,7 +337,7 @@ class Settings:
 
 
 def warmup_steps(settings: Settings) -> int:
-    """Return optim.warmup_steps; a tenth of train.steps if it is the default and not below train.steps."""
+    """Return optim.warmup_steps; train.steps // 10 if the user did not set it and train.steps is not above it."""
     key, steps, warmup = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
     is_default = warmup == settings.defaults()[key] and key not in settings._explicit
     return max(steps, 0) // 10 if is_default and steps <= warmup else warmup

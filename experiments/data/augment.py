@@ -3,7 +3,8 @@
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
 Each function here takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`: the share of
 each new image, and of its label, that comes from another image x'. This is the previous image in the batch, and for the
-first image the last one. The user's function, my_file:my_augment, is (image_BYXZ, rng) -> image_BYXZ.
+first image the last one. `share_B` is None if the function mixes no images. The user's function, my_file:my_augment,
+is (image_BYXZ, rng) -> image_BYXZ.
 """
 
 import functools
@@ -148,10 +149,10 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
 
 
 def parse(name: str, side: int) -> tuple[Kind, float]:
-    """Return the augmentation and the amount of "crop:4" or "crop", or the user's function "my_file:my_augment".
+    """Return the augmentation and the amount of "crop:4" or "crop", or of the user's function "my_file:my_augment".
 
-    Raises UserError if the augmentation is unknown, or if the amount does not suit images whose shorter side has `side`
-    pixels.
+    The user's function gets no amount: it is 0. Raises UserError if the augmentation is unknown, or if the amount does
+    not suit images whose shorter side has `side` pixels.
     """
     word, colon, number = name.partition(":")
     is_users = word not in KINDS and by_name.CODE.fullmatch(name)
@@ -175,5 +176,6 @@ def _change_by_user(name: str, change: Callable, image_BYXZ: np.ndarray, _: floa
         new_BYXZ = np.asarray(change(image_BYXZ, rng))
     if new_BYXZ.shape != image_BYXZ.shape or new_BYXZ.dtype.kind not in "uif":
         found = f"{new_BYXZ.shape} of {new_BYXZ.dtype}"
-        raise errors.UserError(f"{KEY} has {name}, which returns {found}. It must return numbers of {image_BYXZ.shape}")
+        rule = f"It must return numbers of the shape {image_BYXZ.shape}"
+        raise errors.UserError(f"{KEY} has {name}, which returns {found}. {rule}")
     return new_BYXZ, None

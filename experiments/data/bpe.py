@@ -34,8 +34,9 @@ def size(name: str) -> int:
 def train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
     """Return the files, by name, of a tokenizer with W token ids, or fewer if the text has too few pairs to merge.
 
-    The same text gives the same files, which `transformers` can read. text: as in Tokenizer.join. every: learn from
-    each document (1), every second document (2), ... Raises UserError if the text is not UTF-8.
+    The same text gives the same files, which `transformers` can read. text: the bytes of documents, separated by
+    NUL, in pieces that end anywhere. every: learn from each document (1), every second document (2), ... Raises
+    UserError if the text is not UTF-8.
     """
     # The space before a masked token belongs to it, like the space before any other token.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
@@ -59,7 +60,7 @@ def learn(texts: Iterable[str], *, W: int, specials: Sequence[str | AddedToken])
 
 
 def cut(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, cut after every RUN letters in a row, and in the same way digits, signs and spaces."""
+    """Yield the texts in pieces, cut after every RUN letters in a row, and after RUN digits, signs or spaces."""
     n = 0
     for text in texts:
         start = 0

@@ -32,7 +32,7 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
 
 
 def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
-    """Return ({part: its files, labelled}, [(folders above classes, the classes in them), ...], lines to print).
+    """Return ({part: its files, labelled}, [(path to the folders of classes, classes), ...], lines to print).
 
     path: a folder. files: its files. TRAIN is the first part, and the only one if folders define no parts.
     path/train/cat/2019/a.jpg gets the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are
@@ -60,7 +60,8 @@ def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, 
 def first_level(files: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:
     """Return the first level, from `at` on (0: the top), on which the files are in several folders.
 
-    A level with a single folder also counts if this is one of `classes`, or if it contains files itself.
+    A level with a single folder also counts if this is one of `classes`, or if it contains files itself. So there
+    always is one.
     """
     names = {file.inside.parts[at] for file in files}
     single = len(names) == 1 and not names & {*classes}
@@ -69,7 +70,7 @@ def first_level(files: Sequence[data_files.File], at: int, classes: Collection[s
 
 
 def part_of(name: str) -> str:
-    """Return the part of a folder with this name, such as training_set, seg_test, train2017 or "Val Images"."""
+    """Return the part of a folder with this name, such as training_set, train2017 or "Val Images"; else OTHER."""
     stem = re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower())
     return data_files.part_of_name(pathlib.PurePath(stem.replace(" ", "_")))
 
@@ -77,8 +78,9 @@ def part_of(name: str) -> str:
 def name_parts(path: pathlib.Path, tops: dict[str, list[data_files.File]], at: int) -> dict[str, str]:
     """Return {folder: its part} for the folders of the level `at`, or {} if they are classes.
 
-    tops: the files in each of these folders. All files of a part are in folders inside it. A training part is
-    recognised next to another part, or by its bare name (train). Raises UserError if folders may be parts or classes.
+    tops: the files in each folder. Only folders whose files are all in folders inside them show that there are
+    parts. A training part is recognised next to another part, or by its bare name (train). Raises UserError if folders
+    may be parts or classes.
     """
     below = {}  # names of the folders inside each folder that have files
     for top, group in tops.items():

@@ -126,9 +126,9 @@ def _check_documents(section: configs.Settings, train: text.Part, tokenizer: tok
 
 
 def _describe_separators(documents: text.Text, tokenizer: tokenization.Tokenizer) -> list[str]:
-    """Return lines about the token between documents of a published tokenizer, and its name if the text contains it.
+    """Return a line that names the token between documents, and one if the training text itself contains this name.
 
-    Without a published tokenizer, or with a single document, there are none.
+    Return [] without a published tokenizer, or if there is a single document.
     """
     if not isinstance(tokenizer, pretrained_tokenizer.Published) or len(documents.train.sources) <= 1:
         return []
@@ -157,9 +157,10 @@ def count_tokens(token_T: np.ndarray | Mapped | Mixture, *, W: int) -> np.ndarra
 def encode_shares(
     tokenizer: tokenization.Tokenizer, sources: Sequence[tuple[text.Text, float]]
 ) -> tuple[Mixture, list[str]]:
-    """Return the training ids of several texts with their shares, and a line about each. Raises UserError as `encode`.
+    """Return the training ids of several texts with their shares, and a line about each.
 
-    sources: (text, share) pairs, as text.load_all returns them.
+    sources: (text, share) pairs, as text.load_all returns them. Raises UserError as `encode`, and for a text without
+    tokens.
     """
     texts, names = [encode(tokenizer, source.train) for source, _ in sources], [source.name for source, _ in sources]
     if empty := [name for name, id_T in zip(names, texts, strict=True) if not len(id_T)]:
@@ -175,8 +176,8 @@ def encode(tokenizer: tokenization.Tokenizer, part: text.Part) -> np.ndarray | M
     """Return the token ids of a part of a text.
 
     The ids of a part of at least text.LARGE bytes are in a file of the cache folder, which one process writes once.
-    The file's name is a digest of the text and of the tokenizer's files. If no file restores the tokenizer,
-    the ids are in memory. Raises UserError if the file cannot be written.
+    The file's name is a digest of the text and of the tokenizer's files. The ids of a user's tokenizer,
+    which no file restores, are in memory. Raises UserError if the file cannot be written.
     """
     if part.size < text.LARGE or not tokenizer.can_restore:
         return tokenizer.join(part)

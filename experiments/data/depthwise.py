@@ -32,7 +32,7 @@ def convolve(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
 
 
 def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return y_BND by numpy.convolve, which reverses kernels, row by row in float64."""
+    """Return y_BND (float64) by numpy.convolve, row by row. It reverses kernels, so it receives reversed ones."""
     y_BND = np.zeros(x_BND.shape)
     padded_BND = pad(x_BND.astype(np.float64), len(kernel_HD))
     for b, d in np.ndindex(len(x_BND), x_BND.shape[2]):

@@ -76,7 +76,7 @@ class Rows(NamedTuple):
 
 
 def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
-    """Return the file at a path."""
+    """Return the file at a path. inside: its path inside the folder of the source; "": the file is the source."""
     with disk.reading(path):
         status = path.stat()
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -241,6 +241,7 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
     Names decide if some files are named valid or test, and files named train have more bytes than files of no part.
     Names also decide if a name is just valid or test (test.txt, val/), and the evaluation part is large enough (LEAST).
     Files of no part are trained on, unless files named train have more bytes: then they are OTHER, like a README.
+    section: the section of the config, for the message.
     """
     kinds = [part_of_name(file.inside) for file in files]
     size, bare = dict.fromkeys(kinds, 0), set()

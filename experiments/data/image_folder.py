@@ -60,9 +60,10 @@ def load(source: str, size: int) -> Splits:
 
 
 def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tuple[str, ...], list[str]]:
-    """Return the image files of both parts, and the fields places, classes and lines of `Splits`.
+    """Return the image files of both parts, the folder of each part, the class names, and lines about files left out.
 
-    If no image has a class, all are in the first part, and there are no classes. Raises UserError as `load` does.
+    There are no folders if one part was split by content. If no image has a class, all are in the first part, and there
+    are no classes. Raises UserError as `load` does.
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))
@@ -117,7 +118,8 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
         columns = {type(kind).__name__: name for name, kind in reversed(rows.features.items())}  # the first of each
         if not {"Image", "ClassLabel"} <= columns.keys():
             kinds = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
-            raise errors.UserError(f"{split.name} needs a column Image and a column ClassLabel, but has {kinds}.")
+            rule = "needs a column of the type Image and a column of the type ClassLabel"
+            raise errors.UserError(f"{split.name} {rule}, but has {kinds}.")
         column, names = columns["Image"], class_names.read_names(splits, columns["ClassLabel"])
         packed = rows.cast_column(column, type(rows.features[column])(decode=False))
         part = data_files.part_of_name(split.inside) if len(splits) > 1 else data_files.TRAIN
@@ -215,7 +217,7 @@ def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:
     """Yield function(file) of each file, computed on all cores for `chunk` files at a time.
 
-    Raises one UserError with the messages of all files for which the function raises a UserError.
+    If the function raises UserError for several files, raise one UserError with their number and up to LISTED messages.
     """
 
     def call(file: data_files.File) -> Any:

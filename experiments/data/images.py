@@ -116,7 +116,8 @@ def read_digits() -> image_folder.Splits:
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
     """Return the images in MNIST's four files (FILES) in a folder, gzipped or not; None if it has none of the files.
 
-    classes: of a named set. Raises UserError if some of the files are missing, or, for a named set, all of them.
+    classes: the class names of a named set; () for a folder of the user's. Raises UserError if some of the files are
+    missing, or, for a named set, all of them.
     """
     paths = {file: place for file in FILES for place in (path / f"{file}.gz", path / file) if os.path.isfile(place)}
     if not paths and not classes:
@@ -285,9 +286,9 @@ def examples(
     """Return `(fetch, n)` for `batches`: normalised patches `v_BNP` (float32), `label_B`, and `weight_B` = 1 (float32).
 
     patch: the side of a patch in pixels; 0: a batch has whole images `image_BYXZ`. Images are cut here and not on the
-    device, because a TPU copies them several times: 1.15 of 7.05 ms for 2 layers of ViT-S/16 (estimated). With an
-    `rng`, `augment.chain` first changes the images. If it mixes each image with another one, the batch also has the
-    other image's `other_label_B` and its share `other_share_B`.
+    device, because a TPU copies them several times: 1.15 of 7.05 ms for 2 layers of ViT-S/16 (estimated). If
+    `fetch` receives an `rng`, `augment.chain` first changes the images. If it mixes each image with another one, the
+    batch also has the other image's `other_label_B` and its share `other_share_B`.
     """
     change = augment.chain(changes, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2])
 

@@ -53,9 +53,10 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
 
 
 def read_text_set(source: str, field: str) -> Inputs:
-    """Return texts that are not empty: those with classes of a table (field: "text,label") or of a folder of classes.
+    """Return the texts that are not empty, with classes, of a table (field: "text,label") or of a folder of classes.
 
-    Of other sources, return the texts of `read_texts`. Raises UserError as `read_texts` and `labelled.load` do.
+    Of other sources, return the texts of `read_texts` that are not empty, without classes. Raises UserError as
+    `read_texts` and `labelled.load` do.
     """
     if "," in field or not field and pathlib.Path(source).expanduser().is_dir():
         data = labelled.load(source, field or "text,label")

@@ -42,7 +42,7 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
     classes, missing = class_names.read_names(files, names[1]), Counter()
 
     def rows(file: data_files.File) -> Iterator[Row]:
-        """Yield the texts of a file that are not empty, each with its class."""
+        """Yield the texts of a file that are not empty and have a class, each with its class."""
         if tables.kind(file):
             texts = (row for _, *row in tables.read(file, *names) if row[0])
         else:
@@ -67,11 +67,9 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
-    """Return the data without rows of the class "nan", or, if other classes are numbers, of words such as "none".
+    """Return the data without rows of the class "nan". If the others are numbers, leave out words such as "none".
 
-    Count the rows that are left out in `missing`, by class.
-
-    Raises UserError if the classes are numbers with decimals.
+    Count the rows that are left out in `missing`, by class. Raises UserError if the classes are numbers with decimals.
     """
     names = {name for part in (data.train, data.evaluation) for _, name in part}
     numbers = {*filter(class_names.NUMBER.fullmatch, names)}

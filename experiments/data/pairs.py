@@ -45,9 +45,9 @@ def load(source: str) -> data_files.Rows:
     """Return the pairs of a named set or a path.
 
     Pairs are tab-separated UTF-8 lines of a file, or of the .tsv and .txt files in a folder or zip. Empty lines are
-    skipped; lines with more than two columns are counted. A folder or zip without such files may contain parallel files
-    (some.en and some.es), whose lines are pairs. A path may also be the common beginning of parallel files
-    (some). The source is the first column, or the language that comes first in the alphabet.
+    skipped; of more than two columns, the first two are used. A folder or zip without such files may contain parallel
+    files (some.en and some.es), whose lines are pairs. A path may also be the common beginning of their names (some).
+    The source is the first column, or the language that comes first in the alphabet.
 
     Sentences are in Unicode's form NFC. Unless file names define the parts (`data_files.split_rows`), about 5 % of the
     sources are held out with all their translations, by `sentence_key`. Raises UserError for other content.
