@@ -92,12 +92,18 @@ def init(key: jax.Array, *, M: int, N: int, spec: Spec, bias: bool | str, cross:
 
 
 def weigh_measures(spec: Spec) -> dict[str, float]:
-    """Return {name: weight} of the measures of all stages (variant.py). Raises ValueError for two weights of a name."""
+    """Return {name: weight} of the measures of all stages (variant.py).
+
+    Raises ValueError if two stages give the same name different weights.
+    """
     weights: dict[str, float] = {}
     for stage in (spec.attention.score, spec.attention.value, spec.norm, spec.mlp):
         for name, weight in dict(stage.measures).items():
             if weights.setdefault(name, weight) != weight:
-                raise ValueError(f"two stages give the measure {name} the weights {weights[name]} and {weight}")
+                raise ValueError(
+                    f"two stages give the measure {name} the weights {weights[name]} and {weight}. "
+                    "Make the weights equal or rename one measure"
+                )
     return weights
 
 
@@ -188,7 +194,7 @@ def normalise(name: str, params: dict, x_BND: jax.Array, spec: Spec, call: Call,
 
 
 def finish(x_BND: jax.Array, call: Call, aux: dict) -> tuple[jax.Array, dict]:
-    """Return the tokens after the block, and its aux, whose "look" then has the names of call.look only (see `Order`).
+    """Return the tokens after the block, edited if call.edit has "hidden", and aux with a "look" of call.look's names.
 
     Raises ValueError if call.look or call.edit has an unknown name.
     """

@@ -34,7 +34,7 @@ def side(params: dict, name: str) -> dict:
 
 
 def encode(params: dict, source_BS: jax.Array, valid_BS: jax.Array, spec: transformer.Spec, call: Call) -> tuple:
-    """Return the memory (the source's tokens after the encoder, and their mask) and aux of the encoder.
+    """Return the Memory (the source's tokens after the encoder, and the mask of the valid ones) and aux of the encoder.
 
     source_BS: token ids. valid_BS: False at padding, which is at the end, and to which no token attends. If devices
     share the target's tokens, every device still encodes the whole source.
@@ -50,7 +50,8 @@ def hidden(
 ) -> tuple[jax.Array, dict]:
     """Return the decoder's X^(M) for the target's tokens w_BN, given the whole source (E26), and aux.
 
-    aux: of the decoder (see transformer.hidden), with the batch statistics of both sides in "running".
+    X^(M) is after the last norm. aux: of the decoder (see transformer.hidden), but "running" has the batch statistics
+    of both sides, {"encoder", "decoder"}, and "measures" the sums over both.
     """
     memory, encoder_aux = encode(params, source_BS, valid_BS, spec, call)
     call = call._replace(mask=masks.causal, memory=memory, key_B=blocks.fold_name(call.key_B, "decoder"))

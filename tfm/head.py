@@ -20,7 +20,7 @@ class Head(NamedTuple):
 
     The fields `init` to `output` are those of variant.Variant. by_token: True if `apply` computes the logits of each
     token from this token alone, so that it can be called with any tokens x_TD; then `loss` never stores the logits of
-    all tokens. before: a function (params, x_BND, layout=layout) -> y_BND that is computed once, before `apply`.
+    all tokens. before: a function (params, x_BND, layout=layout) -> y_BND that is computed once for all tokens.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -34,7 +34,7 @@ class Head(NamedTuple):
     def logits(
         self, params: dict, x: jax.Array, *, cap: float = 0.0, layout: layouts.Layout = layouts.ONE
     ) -> jax.Array:
-        """Return the softly capped logits of tokens x to which `before` was applied already."""
+        """Return the softly capped logits (cap = 0: no cap) of tokens x to which `before` was applied already."""
         return explicit.soft_cap(self.apply(params, x, layout=layout), cap)
 
     def loss(

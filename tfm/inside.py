@@ -2,9 +2,9 @@
 
 All functions work on any model of this library. `run(edit={...}, look=(...)) -> (logits, {name: activation})` is a
 model with its inputs, for example `functools.partial(model.run, inputs)` of a model from experiments.pretrained, or
-`bind(apply, params, w_BN)`. Functions take it, or a `measure`: a function of edits that calls it. An edit is a function
-(x, m) -> x of an activation x and its layer m; block.Order lists the names. Activations of all layers have a leading
-axis of M layers.
+`bind(apply, params, w_BN)`. Functions take `run`, or a `measure`: a function of edits that calls `run`. An edit is a
+function (x, m) -> x of an activation x and its layer m; block.Order lists the names. Activations of all layers have a
+leading axis of M layers.
 
 _, activations = run(look=("hidden",))  # of the clean text
 effect_MN = patch(lambda edit: other_run(edit=edit)[0][0, -1, answer], "hidden", activations["hidden"])

@@ -5,7 +5,7 @@ All functions run inside `jax.shard_map`. On one device they do nothing.
 | field    | what each device holds                        | what passes between devices                              |
 |----------|-----------------------------------------------|----------------------------------------------------------|
 | batch    | some of the sequences                         | sums of losses and counts, and of gradients              |
-| fsdp     | a slice of axis D of each weight              | a block's weights, gathered when the block needs them    |
+| fsdp     | a slice of axis D or F of each weight         | a block's weights, gathered when the block needs them    |
 | tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
 | vocab    | some rows of embedding and output matrix      | sums over the vocabulary (softmax), embedding rows       |
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)                |
@@ -61,7 +61,7 @@ def vary_alike(tree: Any, *others: Any, axes: tuple[str, ...] = ()) -> Any:
     """Return the tree with types that vary over every mesh axis over which a leaf of it or of the other trees varies.
 
     axes: further mesh axes over which the types then vary. The values are unchanged. Loops and branches inside
-    `jax.shard_map` need equal types. JAX sums the gradient of the tree over these axes, once.
+    `jax.shard_map` need equal types. JAX sums the gradient of a leaf once over the axes that this function added to it.
     """
     all_axes = {*axes}.union(*map(AXES, map(jax.typeof, jax.tree.leaves((tree, others)))))
 
@@ -73,7 +73,7 @@ def vary_alike(tree: Any, *others: Any, axes: tuple[str, ...] = ()) -> Any:
 
 
 def gather_features(params: Any, layout: Layout) -> Any:
-    """Return the weights with all slices of axis D, gathered over the mesh axis `fsdp`.
+    """Return the weights with all slices of axis D or F, gathered over the mesh axis `fsdp`.
 
     In the backward pass the gather becomes a reduce-scatter: each device receives the gradient of its slice. JAX then
     sums this gradient over the devices that hold other tokens.
@@ -92,7 +92,7 @@ def gather_features(params: Any, layout: Layout) -> Any:
 
 
 def positions(layout: Layout, N: int) -> jax.Array:
-    """Return the positions of this device's N tokens, if devices share sequences.
+    """Return the positions of this device's N tokens of each sequence. layout.sequence must be set.
 
     Device i of P holds the positions i, P + i, 2 P + i, ..., so that all devices have equal work under a causal mask
     (Brandon et al. 2023, striped attention).
@@ -101,7 +101,7 @@ def positions(layout: Layout, N: int) -> jax.Array:
 
 
 def take_own_tokens(x_BN: jax.Array, layout: Layout) -> jax.Array:
-    """Return this device's share of the tokens of x, (B, N, ...), which has all tokens of each sequence."""
+    """Return this device's tokens of x, (B, N, ...), which has all tokens. Without layout.sequence these are all."""
     if layout.sequence is None:
         return x_BN
     return jnp.take(x_BN, positions(layout, x_BN.shape[1] // jax.lax.axis_size(layout.sequence)), axis=1)

@@ -22,7 +22,7 @@ NODE = "lora"
 def init(key: jax.Array, params: dict, *, rank: int, select: Callable[[str], bool]) -> dict:
     """Return the tree with a new adapter of this rank for each matrix for which select(path) is True.
 
-    The model's output is unchanged, because B = 0.
+    Earlier adapters are dropped. The new ones do not change the model's output, because B = 0.
     """
     tree: dict[str, Any] = {**params, NODE: {}}
     for path, leaf in shapes.flat(params).items():
@@ -72,8 +72,9 @@ def _axes(path: Any) -> list[list[int]]:
 
 
 def _gather_factor(factor: jax.Array, spec: Any, W_spec: list) -> jax.Array:
-    """Return A or B, gathered along axes that the matrix shards differently. W_spec: the mesh axes of the matrix.
+    """Return A or B, gathered along axes that the matrix shards differently.
 
+    spec, W_spec: the mesh axis of each axis of the factor, and of the same axis of the matrix.
     For example, without tensor parallelism fsdp shards axis F of W1_FD, but axis D of its A_DL.
     """
     for i, axis in enumerate(spec):

@@ -55,9 +55,9 @@ def _take_target(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """Return the weighted number of targets whose logit is the largest, and the sum of the weights.
 
-    Of several largest logits the first counts, as in argmax. If a logit is NaN, its prediction is wrong. The larger
-    logits are counted as floats, because a TPU then counts them while it sums the exponentials of the cross-entropy.
-    With argmax, GPT-2's step takes 7 % longer (v5e, estimated).
+    Of several largest logits the first counts, as in argmax. If a logit is NaN, its prediction is wrong. The
+    logits above the target's are counted as floats, because a TPU then counts them while it sums the exponentials of
+    the cross-entropy. With argmax, GPT-2's step takes 7 % longer (v5e, estimated).
     """
     logits = jax.lax.stop_gradient(logits)
     chosen, W = _take_target(logits, target, vocab), logits.shape[-1]
@@ -81,7 +81,7 @@ def smoothed_cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Arr
 
 
 def weighted_cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, weight_C: jax.Array) -> Ratio:
-    """Return the cross-entropy in which each target counts with the weight of its class, and the sum of weights."""
+    """Return `cross_entropy` with the weights weight * weight_C[target], where weight_C has a weight for each class."""
     return cross_entropy(logits, target, weight * jnp.asarray(weight_C)[target])
 
 
@@ -180,7 +180,7 @@ def _sum_forward(measure_chunk: Callable, params: Any, x_ITD, target_IT, weight_
 
 
 def _sum_backward(measure_chunk: Callable, gradients: tuple, cotangents: Ratio) -> tuple:
-    """Return the gradients of the parameters and x times the loss's cotangent; the others have no gradient."""
+    """Return the gradients of the parameters and x times the loss's cotangent, and None for each array after x."""
     return *jax.tree.map(lambda d: (cotangents[0] * d).astype(d.dtype), gradients), None, None, None
 
 

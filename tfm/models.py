@@ -49,9 +49,9 @@ class Model(NamedTuple):
     * by_layer(params) -> the parameters for `step`, in the form that is fastest for many calls.
     * step(layers, cache, w_B, n_B, mask=...) -> logits_BW of the token after w_B at positions n_B, and the new cache.
 
-    layout: how the devices of the training share the model. weights: the measures of the stages that training adds to
-    its loss, with their factors (variant.py). lines: text that is printed before training. fixed: patterns of arrays
-    that are never trained.
+    layout: how the devices of the training share the model. weights: {name: factor} of the measures that training adds
+    to its loss (variant.py). lines: text that is printed before training. fixed: patterns of arrays that are never
+    trained.
     """
 
     init: Init

@@ -105,4 +105,7 @@ def check(params: Mapping, *, depth: bool = False) -> None:
     ends = {path.split("/")[-2] for path in paths if ends_branch(path)}
     for stage in ("value", "mlp"):
         if depth and stage not in ends:
-            raise ValueError(f"model.mup_depth needs a matrix to D in model.{stage}, such as W2_DF")
+            raise ValueError(
+                f"model.mup_depth needs a matrix with outputs D, such as Uo_HDK or W2_DF, but model.{stage} has none. "
+                f"Choose another model.{stage} or set model.mup_depth = ''"
+            )

@@ -25,7 +25,10 @@ _gram = functools.partial(_einsum, "...kd,...jd->...kj")  # U V^T for every head
 
 
 class Layer(NamedTuple):
-    """Symmetry and directionality of a layer. The results of `layers` have a leading axis M."""
+    """Symmetry of each head, and symmetry and directionality of the sum of M_h over heads, in a layer.
+
+    The results of `layers` have a leading axis M.
+    """
 
     symmetry_H: jax.Array  # of M_h for each head
     symmetry: jax.Array  # of the sum of M_h over heads
@@ -91,7 +94,7 @@ def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
 
 def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.Array:
-    """Return how many of the largest singular values of N_h = (M_h - M_h^T) / 2 have `share` of its squared norm.
+    """Return how many of the largest singular values of N_h = (M_h - M_h^T) / 2 have `share` of |N_h|^2.
 
     The rank is even, because singular values of a skew-symmetric matrix come in pairs, and 0 if M_h is symmetric.
     (Jamil and Kapadia 2026 find a low rank in published models; the share is our choice.) M_h = Q (R_q R_k^T) Q^T with
@@ -134,7 +137,7 @@ def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
 
 
 def _dominance(square_r_HD: jax.Array, square_c_HD: jax.Array) -> jax.Array:
-    """Return (R - C) / (R + C) from the squared norms of rows and columns."""
+    """Return d = (R - C) / (R + C) (see `directionality_of`) from the squared norms of rows and columns."""
 
     def excess(square_HD: jax.Array) -> jax.Array:
         x_HD = jnp.sqrt(square_HD)

@@ -185,7 +185,7 @@ def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.A
 
 
 def decode_stack(layers: Any, x_BND: jax.Array, spec: Spec, call: Call, caches: list[dict]) -> tuple[jax.Array, dict]:
-    """Return X^(M) like `stack`, and the new caches. A Python loop over the layers lets XLA update caches in place.
+    """Return X^(M) like `stack`, and {"cache": the new caches}. A Python loop lets XLA update caches in place.
 
     layers: the parameters of the blocks, stacked over layers or as a list (`unstack`).
     """

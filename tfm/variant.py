@@ -38,7 +38,10 @@ def take_measures(stage: Any, result: Any, measures: Measures) -> Any:
     arrays, new = result if returned else (result, {})
     valid = not new or all(isinstance(pair, tuple) and len(pair) == 2 for pair in new.values())
     if returned != bool(stage.measures) or not valid:
-        raise TypeError("return (array, {name: (sum, count)}) if, and only if, the variant declares {name: weight}")
+        name = shapes.describe_function(stage.apply)
+        raise TypeError(
+            f"{name} must return (result, {{name: (sum, count)}}) if its variant declares measures, else the result"
+        )
     if new:
         measures |= add_measures(measures, new)
     return arrays

@@ -3,7 +3,8 @@
 A relative position is `(init, rotate, bias)`. `init(key, *, H, K, N) -> params` for up to N tokens. `rotate(params,
 q_BHNK, k_BHNK, n) -> (q, k)` rotates queries and keys at positions n, (N,) or (B, N), before keys are cached.
 `bias(params, n, s_S, *, H)`, (H, N, S) or (B, H, N, S) for n of (B, N), is added to the scaled logits in float32. Like
-a mask, it can be computed for any block. Each relative position either rotates or has a bias; `none` does neither.
+a mask, the bias can be computed for any block of queries and keys. Each relative position either rotates or has a bias;
+`none` does neither.
 """
 
 import functools
@@ -53,9 +54,9 @@ def _gather(b_HR: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def self_bias(bias: masks.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """Return the bias plus SELF_BIAS if query and key are the same token: no token attends to itself unless it must.
+    """Return bias(n, s_S) (None: 0), plus SELF_BIAS if s = n: no token attends to itself unless it must.
 
-    SELF_BIAS is finite, so a token whose mask allows no other token still has weight one on itself.
+    SELF_BIAS is negative and finite, so a token whose mask allows no other token still has weight one on itself.
     """
     self_bias_NS = jnp.where(offsets(n, s_S) == 0, SELF_BIAS, 0.0)[..., None, :, :]
     return self_bias_NS if bias is None else bias(n, s_S) + self_bias_NS
@@ -117,7 +118,7 @@ def _bucket(offset: int) -> int:
     """Return the bucket of an offset s - n, in integer arithmetic (Raffel et al. 2020, section 2.1, and their code).
 
     Buckets 0 to 15 are for s <= n, 16 to 31 for s > n. In each direction, distances 0 to 7 have one bucket each. Then
-    bucket 8 + j begins at distance 8 * (128 / 8)^(j / 8) for j = 0 to 7, and the last bucket has no end.
+    bucket 8 + j (24 + j if s > n) begins at distance 8 * (128 / 8)^(j / 8) for j = 0 to 7. The last one has no end.
     """
     near, distance = BUCKETS // 4, abs(offset)
     ranges = sum(distance**near >= near ** (near - j) * MAX_DISTANCE**j for j in range(1, near))
@@ -141,8 +142,8 @@ def _buckets(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array
 def slopes(H: int) -> list[float]:
     """Return 2^(-8h/H) for h = 1 ... H (Press et al. 2022, section 3).
 
-    If H is not a power of two, return the slopes for the next lower power of two. Add every second slope for the next
-    higher power (the authors' code).
+    If H is not a power of two, return the slopes for the next lower power of two. Then add the first, third, ... slope
+    for the next higher power until there are H (the authors' code).
     """
     power = 2 ** math.floor(math.log2(H))
     lower = [2 ** (-8 * h / power) for h in range(1, power + 1)]

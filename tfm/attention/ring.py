@@ -15,8 +15,9 @@ Tree = Any
 
 
 def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
-    """Return the positions of the queries and of the keys. If `axis` is set, both are n.
+    """Return the positions of N queries and S keys. If `axis` is set, both are n.
 
+    If `axis` is None, queries have the positions n (None: the last N of S), and keys 0 ... S - 1.
     Raises ValueError if `axis` is set and n is not (N,) or N is not S.
     """
     if axis is None:
@@ -41,7 +42,10 @@ def send_to_next(tree: Tree, axis: str | None) -> Tree:
 
 
 def scan_ring(hop: Callable[[Tree, Tree], Tree], carry: Tree, key: Tree, axis: str | None) -> Tree:
-    """Compute carry = hop(carry, key) for the keys of every device of the mesh axis, beginning with this device."""
+    """Compute carry = hop(carry, key) for the keys of every device of the mesh axis, and return the last carry.
+
+    key: a tree with the keys and values of this device, which come first. If `axis` is None, there is only this hop.
+    """
     if axis is None:
         return hop(carry, key)
 

@@ -200,7 +200,7 @@ def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: An
 
 
 def _factors(params: dict, *, D: int) -> Pair:
-    """Return U_q and U_k, multiplied by sigma and P if the score has them.
+    """Return U_q, multiplied by sigma if the score has it, and U_k, multiplied by P if the score has it.
 
     A shared U is both. If there is neither U nor U_q, U_q is the identity, cut into heads; a missing U_k is U_q. The
     U_k of a group is repeated for the heads of this group.

@@ -1,4 +1,4 @@
-"""Scores with one matrix U for queries and keys: the tied score, and scores between one matrix and two.
+"""The tied score, with one matrix U for queries and keys, and scores between it and `asymmetric`, with U_q and U_k.
 
 They show whether attention needs both U_q and U_k. score.py has their names and initial parameters. Each function
 returns queries and keys, and its docstring states their product l_{n,s} with u_n = U_h x_n + b_h.
@@ -119,7 +119,7 @@ def sym_plus_skew(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, r: int) -
 
 
 def skew_factors(params: dict, *, r: int) -> Pair:
-    """Return U_q = U and U_k of `sym_plus_skew`. The skew part of U_q^T U_k is that of the last r rows."""
+    """Return U_q = U and U_k of `sym_plus_skew`. The last r rows of both make the skew part of U_q^T U_k."""
     return params["U_HQD"], _turn(params["U_HQD"], r)
 
 

@@ -83,7 +83,7 @@ def _import_kernel() -> Any:
 
 
 def _evaluate(mask: masks.Mask, N: int, S: int) -> np.ndarray | None:
-    """Return allowed_NS without padding and documents; None if unknown during tracing, or if sequences differ."""
+    """Return allowed_NS without padding and documents; None if it depends on traced arrays or on the sequence."""
     common = dataclasses.replace(mask, valid_BS=None, document_BS=None)
     allowed = masks.evaluate(common, np.arange(S - N, S), np.arange(S))
     return None if allowed is None or allowed.ndim > 2 else allowed
@@ -109,9 +109,9 @@ def _number_segments(
 
 
 def _pad(scale: float, *qkv: jax.Array) -> list[jax.Array]:
-    """Return scale * q, k and v with H, G and G heads: single heads are repeated.
+    """Return scale * q with H heads, and k and v with G heads: an axis of one head is repeated.
 
-    Tokens are padded to a multiple of LANES.
+    Tokens are padded to a multiple of LANES. G is the larger number of heads of k and v.
     """
     H, G = max(x.shape[1] for x in qkv), max(x.shape[1] for x in qkv[1:])
     queries = (scale * qkv[0].astype(jnp.float32)).astype(qkv[1].dtype)
