@@ -1,4 +1,7 @@
-"""Language models: predict the next token (causal, prefix; E24), or masked tokens from both sides (masked; E27)."""
+"""Language models: predict the next token (causal, prefix), or masked tokens from both sides (masked).
+
+These are equations E24 and E27 of docs/mathematics.md.
+"""
 
 import contextlib
 import functools
@@ -78,12 +81,14 @@ def choose_windows(t: configs.Settings, corpus: corpora.Corpus) -> Callable:
         return functools.partial(windows.causal, N=t.N, prefix=prefix_length(t), document_start=start)
     tokenizer = corpus.tokenizer
     if tokenizer.mask is None:
-        raise errors.UserError(f"text.tokenizer = {t.tokenizer} has no mask token. Choose another text.objective")
+        raise errors.UserError(
+            f"text.tokenizer = {t.tokenizer} has no mask token. Choose another tokenizer or another text.objective"
+        )
     return functools.partial(windows.masked, N=t.N, W=tokenizer.size, special=tokenizer.special, mask_id=tokenizer.mask)
 
 
 def prefix_length(t: configs.Settings) -> int:
-    """Return the number of tokens at the beginning of a window that see both directions."""
+    """Return the number of tokens at the beginning of a window that see both directions; 0 without a prefix."""
     return t.N // 2 if t.objective == "prefix" else 0
 
 
@@ -114,7 +119,8 @@ def prepare(
       ...} of the tokens x_BND before the head. Its "loss" is that of the next token, from which bits per byte follow;
       Task.weights adds other losses.
 
-    The baseline, the sample and the figures use these parts too, and so do the tools if Work.kind is set.
+    The baseline, the sample and the figures use these parts too. So do the tools if Work.kind names the built-in
+    experiment whose inputs and outputs the model has.
     """
     t, m = settings.text, settings.model
     check_documents(settings, mesh)
@@ -147,7 +153,11 @@ def describe_head(settings: configs.Settings, W: int) -> list[str]:
 
 
 def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
-    """Return the function batch -> {argument of the model: value}. mask: for batches without padding."""
+    """Return the function batch -> {argument of models.Model.hidden: value}.
+
+    The arguments are inputs, mask and code_n; for a Flax module inputs and valid. mask: for batches without padding;
+    a batch with valid_BS gets a mask of its padding.
+    """
     is_flax = bool(m.flax)
 
     def inputs(batch: dict, layout: layouts.Layout = layouts.ONE) -> dict:

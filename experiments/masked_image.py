@@ -1,4 +1,4 @@
-"""Masked image modelling: predict the pixels of masked patches from the other patches (E26)."""
+"""Masked image modelling: predict the pixels of masked patches from the other patches (E26 of docs/mathematics.md)."""
 
 import functools
 import pathlib
@@ -30,7 +30,10 @@ def prepare(
     read: Callable[..., images.Images] = images.load_described,
     change: Callable[[models.Model], models.Model] = models.unchanged,
 ) -> runs.Work:
-    """Prepare the images with masked patches, the model, its loss, and the figures (see vision.prepare)."""
+    """Prepare the images with masked patches, the model, its loss, and the figures.
+
+    read(source, size) -> images.Images. change(model) -> model, as in language.prepare.
+    """
     i, data = settings.image, read(settings.image.source, settings.image.size)
     *examples, normal = images.make_examples(data, i.augment, patch=i.patch)
     sizes = dict(zip("YXZ", data.train_image_BYXZ.shape[1:], strict=True), patch=i.patch)
@@ -67,7 +70,7 @@ def prepare(
 
 
 def average_images(data: images.Images, normal: dict) -> np.ndarray:
-    """Return the mean of the training images, normalised like the images of a batch."""
+    """Return the mean image mean_YXZ of the training data, normalised like a batch: by mean_Z and std_Z in `normal`."""
     mean_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     return (mean_YXZ - normal["mean_Z"]) / normal["std_Z"]
 

@@ -21,7 +21,8 @@ class Requests:
     """Records the first SIGINT or SIGTERM in a block `with requests.collect():` as a request to stop.
 
     The handler raises nothing, because Python ignores exceptions in `__del__` and in callbacks of weak references. The
-    request is read after stages (`raise_if_requested`) and steps (`agree`). A second Ctrl-C ends the command at once.
+    caller reads the request after each step (`agree`) and after each stage of a command, such as a figure
+    (`raise_if_requested`). A second Ctrl-C ends the command at once.
     """
 
     def __init__(self) -> None:
@@ -33,8 +34,8 @@ class Requests:
     def collect(self, *numbers: int) -> Iterator[None]:
         """Context manager: record the first of these signals that arrives in the block. Blocks may be nested.
 
-        Without `numbers`: SIGNALS; with several processes, JAX handles SIGTERM. A second Ctrl-C ends a command at once,
-        and elsewhere calls the previous handler, which raises KeyboardInterrupt in a notebook.
+        Without `numbers`: SIGNALS, but with several processes only SIGINT, because JAX handles SIGTERM. A second Ctrl-C
+        ends a command at once. In a notebook it calls the previous handler, which raises KeyboardInterrupt.
         Ignored signals stay ignored. Outside the main thread, no handler can be set, and nothing is recorded.
         """
         numbers = numbers or SIGNALS[jax.process_count() > 1 :]
@@ -54,7 +55,10 @@ class Requests:
             yield
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        """Record the signal, or pass on a second Ctrl-C: this is the handler of all collected signals."""
+        """Handle a collected signal: record the first one, and at a second Ctrl-C call the previous handler.
+
+        With several processes, send the first one to JAX as SIGTERM instead: JAX then notifies the other processes.
+        """
         before, is_second, self._is_called = self._before.get(number), self._is_called, True
         if is_second:
             if number == signal.SIGINT and callable(before):  # in a command, `exit_at_second` ends the process
@@ -67,7 +71,10 @@ class Requests:
             self.signal = number
 
     def agree(self) -> int:
-        """Return the number of the signal, or 0; the same in all processes. Every process must call this."""
+        """Return the number of the recorded signal, or 0. Every process must call this.
+
+        With several processes, return SIGTERM in all if any of them received a signal.
+        """
         if jax.process_count() > 1:
             self._calls += 1
             self.signal = signal.SIGTERM if multihost_utils.reached_preemption_sync_point(self._calls) else 0
@@ -86,9 +93,10 @@ def current() -> Requests:
 
 
 def exit_at_second(pipe: int) -> None:
-    """End the process at a Ctrl-C after another signal. pipe: Python writes the number of each signal to it.
+    """End the process at a Ctrl-C after another signal.
 
-    This runs in a thread: until a compilation ends, Python calls no handler in the main thread.
+    pipe: the reading end of a pipe, to which Python writes the number of each signal. This runs in a thread:
+    until a compilation ends, Python calls no handler in the main thread.
     """
     os.read(pipe, 1)
     while os.read(pipe, 1)[0] != signal.SIGINT:

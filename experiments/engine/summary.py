@@ -109,7 +109,7 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
 def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
     """Draw the figures (as in `write_result`). Return the paths of the files, and the further metrics.
 
-    An error is printed, and does not end the run; results before it are returned. Only a RunError is raised.
+    If drawing fails, print the error and return the results before it. Raises only RunError, or Interrupted (a signal).
     """
     files, metrics = [], {}
     try:

@@ -100,7 +100,10 @@ def init_state(task: Task, optimiser: optax.GradientTransformation, key: jax.Arr
 
 
 def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
-    """Return the shape and sharding of the step's argument `alive`. rows: number of runs that are trained together."""
+    """Return the shape and sharding of `alive` in `train_step`: one bool, or one for each run.
+
+    rows: the number of runs that are trained together; leave it out for a single run.
+    """
     return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
@@ -109,8 +112,8 @@ def gradient(
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
     """Return the gradient of the loss, the mean of every metric, and the batch statistics by path.
 
-    The loss is sum(losses) / count + sum of weight * mean over task.weights; the means of a microbatch count as much as
-    its losses.
+    The loss is sum(losses) / count + sum of weight * mean over task.weights. The mean of a microbatch is
+    weighted with its count of losses.
 
     Call this inside `sharded`. Sums and counts are added separately over devices and microbatches, so the mean is exact
     if their numbers of masked tokens differ. Each device has the gradient of its own parameters. Differentiating a psum
@@ -151,7 +154,7 @@ def join_metrics(metrics: Ratios, aux: dict) -> Ratios:
     measures = aux.get(MEASURES, {})
     if names := metrics.keys() & measures.keys():
         raise errors.UserError(
-            f'the model returns a measure "{min(names)}", but this is a metric. Give it another name'
+            f'the model returns a measure "{min(names)}", which is the name of a metric. Rename the measure'
         )
     return metrics | measures
 
@@ -168,7 +171,10 @@ def has_batch_norm(task: Task) -> bool:
 
 
 def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying: jax.Array) -> tuple:
-    """Return the sums of gradient_of(params, *microbatch) over all microbatches."""
+    """Return the sums of gradient_of(params, *microbatch) over all microbatches.
+
+    varying: a 0 that varies over the devices (shard_map), added to the initial sums so that they have this type, too.
+    """
 
     def add(sums: Any, microbatch: tuple) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, gradient_of(params, *microbatch)), None
@@ -179,12 +185,15 @@ def _accumulate(gradient_of: Callable, params: Any, microbatches: tuple, varying
 
 
 def _divide(total: jax.Array, count: jax.Array) -> jax.Array:
-    """Return total / count; the total, which should be 0, if the count is 0. A sum of small weights may be below 1."""
+    """Return total / count; the total, which should be 0, if the count is 0.
+
+    max(count, 1) would be wrong: the count may be a sum of small weights, below 1.
+    """
     return total / jnp.where(count == 0, 1, count)
 
 
 def gradient_specs(params: Any, batch: dict, task: Task, mesh: Mesh) -> dict[str, tuple]:
-    """Return the PartitionSpecs of the arguments and results of `gradient`."""
+    """Return the PartitionSpecs of `gradient`: "in_specs" of its arguments, "out_specs" of its results."""
     specs = shapes.specs(params, task.layout.rules)
     return {"in_specs": (specs, meshes.batch_specs(mesh, batch), P()), "out_specs": (specs, P(), P())}
 
@@ -264,7 +273,10 @@ def count_updates(opt_state: Any) -> jax.Array:
 
 
 def update_running(params: Any, running: dict[str, jax.Array]) -> Any:
-    """Return the parameters, with the running averages updated. running: path -> statistic of this batch (E17)."""
+    """Return the parameters, with each running average r replaced by MOMENTUM r + (1 - MOMENTUM) b.
+
+    running: path of r -> b, the statistic of this batch.
+    """
     leaves = shapes.flat(params)
     for path in running:
         leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * running[path]

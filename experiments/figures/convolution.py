@@ -21,8 +21,8 @@ def kernels_and_weights(
 ) -> pathlib.Path:
     """Draw the true and the learned kernel by feature and offset; below, the weights A of at most 8 heads.
 
-    In constructed_HNS, head h attends only to the key at offsets[h] from the query. difference: the largest absolute
-    difference between attention with these weights and numpy.convolve.
+    In constructed_HNS, head h of query n attends only to the key s = n + offsets[h]. difference: the largest absolute
+    difference between attention with the constructed weights and numpy.convolve.
     """
     H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     cut = f" ({drawn} of {H} heads)" if drawn < H else ""
@@ -66,7 +66,10 @@ def _draw_matrices(
 
 
 def convolved_images(path: plots.Path, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
-    """Draw a row of grey images for each name, all but "input" on one scale. tokens: name -> x_BND of Z channels."""
+    """Draw a row of grey images for each name, all but "input" on one scale.
+
+    tokens: name -> x_BND. Token n is column n of an image: D = Y * Z values, of which the mean over Z is drawn.
+    """
     grey = {}
     for name, x_BND in tokens.items():
         x_BDN = np.asarray(x_BND[: image_figures.MOST_IMAGES]).swapaxes(1, 2)

@@ -50,9 +50,10 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 8 images (pixels on one scale, Z is 1 or 3): input, image with predicted patches, truth.
+    """Draw the first 8 images (Z is 1 or 3): input, image with predicted patches, truth.
 
-    `hidden_BN` is True for hidden patches, size x size pixels in reading order. Predictions are clipped to the range.
+    `hidden_BN` is True for hidden patches, size x size pixels in reading order. Predictions are pixels
+    in the unit of the images, and are clipped to the range of the images.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
     input_BYX3, truth_BYX3 = hide(image_BYXZ, hidden_BN, size=size), colour(image_BYXZ)

@@ -96,7 +96,10 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
 
 
 def loss_curves(path: Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
-    """Draw training and evaluation loss against the step. rows: of metrics.jsonl. The title counts infinite values."""
+    """Draw training and evaluation loss against the step. rows: of metrics.jsonl.
+
+    The title counts the values inf and NaN. None, which records.read_metrics returns for both, is left out uncounted.
+    """
     drawing, [[axes]] = canvas(7, 4.2)
     (step_I, value_I), infinite_I = read_points(rows, "train/loss")
     (step_J, value_J), infinite_J = read_points(rows, "eval/loss")

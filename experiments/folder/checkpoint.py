@@ -36,7 +36,7 @@ NONE = Best("", "more")
 
 
 def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.keep_best") -> Best:
-    """Return the metric, and which values are better: as in BETTER or `better`, or less for eval/loss_NAME.
+    """Return the metric, and which values are better: as in BETTER or `better`, or less for a further loss, loss_NAME.
 
     better: name of a metric of the user's -> "more" or "less" (Task.better). key: the setting, for the message.
 
@@ -46,7 +46,8 @@ def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.kee
     direction = (BETTER | dict(better)).get(name, "less" if name.startswith("loss_") else "")
     if metric and not direction:
         names = ", ".join([*BETTER, *better])
-        raise errors.UserError(f'{key} = "{metric}" must end in one of {names}, or in loss_NAME')
+        further = "or in the name of a further loss, such as loss_balance"
+        raise errors.UserError(f'{key} = "{metric}" must end in one of {names}, {further}')
     return Best(metric, direction or "more")
 
 
@@ -93,7 +94,10 @@ class Checkpoints:
         return self._folder / f"{self._step}{end}"
 
     def _finish(self) -> None:
-        """Wait for Orbax in all processes, add the manifest, and rename the folder. This runs in the background."""
+        """Wait for Orbax in all processes, add the manifest, and rename the folder. Delete superfluous checkpoints.
+
+        This runs in the background.
+        """
         self._orbax.wait_until_finished()
         if distributed.is_main():
             manifest.write(self._path(manifest.WRITING), metrics=self.measured[self._step], versions=meshes.versions())
@@ -173,7 +177,7 @@ class Checkpoints:
 
 
 def _verify(folder: pathlib.Path, step: int, steps: Collection[int]) -> int:
-    """Return the step. Raises UserError if its checkpoint is damaged, and names the last earlier one of `steps`."""
+    """Return the step. Raises UserError if its checkpoint is damaged; the message names the newest earlier one."""
     try:
         manifest.verify(folder / str(step))
     except errors.UserError as error:

@@ -100,7 +100,10 @@ class Events:
 
 
 class Wandb:
-    """A writer to Weights & Biases, which copies only events of TensorBoard's own writers (sync_tensorboard=True)."""
+    """A writer to Weights & Biases.
+
+    wandb.init(sync_tensorboard=True) cannot replace it: that copies only the events of TensorBoard's own writers.
+    """
 
     def __init__(self, folder: pathlib.Path, start: int):
         import wandb

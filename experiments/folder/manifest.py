@@ -23,7 +23,7 @@ def steps(folder: pathlib.Path) -> set[int]:
 
 
 def tidy(folder: pathlib.Path) -> None:
-    """Create the folder of checkpoints, and delete the incomplete checkpoints and drafts of a killed run.
+    """Create the folder of checkpoints, and delete the incomplete checkpoints and half-written files of a killed run.
 
     Raises OSError.
     """

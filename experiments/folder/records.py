@@ -82,8 +82,9 @@ def _parse(text: bytes, form: Any) -> dict[str, Any]:
 def find_fault(value: Any, form: Any, key: str = "") -> str:
     """Return what is wrong with a JSON value, as "steps = 'x' must be a whole number from 0 on"; "" if it fits.
 
-    form: a type; a range of integers; a tuple of alternatives; [form of every item] or [form of each item]; or {name:
-    form} of an object, with names as described at NULL. key: the name of the value, for the text.
+    form: a type; a range of integers; a tuple of alternatives; a list of one form for all items, or of a form for each
+    item; or {name: form} for an object. "!x" is a required name x, "eval/" all names that begin so, "*" all others.
+    key: the name of the value, for the text.
     """
     if isinstance(form, tuple):
         faults = [find_fault(value, option, key) for option in form]

@@ -115,7 +115,7 @@ def open_run(
 ) -> bool:
     """Create or reopen the folder of a run, which is locked. Return True if its run has taken all steps of the config.
 
-    Every process must call this. devices: their number and kind; if not None, print what differs from the previous
+    Every process must call this. devices: their number and kind; if not None, print `list_changes` since the previous
     session. data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to resume from;
     summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if settings
     outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no checkpoint of the
@@ -189,7 +189,10 @@ def locate(path: str | os.PathLike) -> tuple[pathlib.Path, int | None]:
 
 
 def suggest_newest(folder: pathlib.Path, flag: str) -> str:
-    """Return the end of a message about a folder that is no run: the newest run in it, or to choose another flag."""
+    """Return the end of a message about a folder that is no run: the newest run in it, else "Choose another FLAG".
+
+    flag: the command's flag for the folder, such as --workdir.
+    """
     runs = sorted(folder.glob(f"*/{records.CONFIG}"), key=os.path.getmtime)
     newest = f"The newest run in it is {flag}={shlex.quote(str(runs[-1].parent))}" if runs else f"Choose another {flag}"
     return f". {newest}"
@@ -200,7 +203,7 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
     try:
         result = records.read_summary(folder).get("steps", 0)
     except errors.UserError as error:
-        raise errors.UserError(f"{error}. Delete it, and the run writes it again") from error
+        raise errors.UserError(f"{error}. Delete this file, and the run writes a new one") from error
     newest = max(result, checkpoint.newest(folder / records.CHECKPOINTS) or 0)
     taken = f"{folder} holds a run that has taken {newest:,} steps"
     errors.refuse((newest > steps, f"{taken}. train.steps = {steps:,} must be at least {newest:,}"))
@@ -238,7 +241,10 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: 
 
 
 def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the lines to print if a run resumes with changes. before, now: the contents of its config.json."""
+    """Return the lines to print if a resume changes the learning rates (by train.steps), JAX's version or the devices.
+
+    before, now: the contents of config.json in the previous and in this session of the run.
+    """
     lines, optim = [], now["config"]["optim"]
     old, new = configs.flat(before["config"]).get("train.steps", 0), now["config"]["train"]["steps"]
     # Both depend on train.steps: a schedule that decays, and a warm-up that is derived (optim.warmup_steps).

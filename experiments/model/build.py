@@ -59,9 +59,9 @@ def language_model(
 ) -> models.Model:
     """Return a model of texts with W token ids and up to N tokens, which predicts tokens or, with C, classes.
 
-    output: the setting text.head. head: a variant of tfm/head.py for tokens; None: the head for classes that `output`
-    names. C: number of classes; 0 for tokens. layout, mask: arguments of `model`. Raises UserError for settings that
-    are wrong or do not fit together.
+    output: the setting text.head. head: a variant of tfm/head.py, needed for tokens; None, only for classes: the head
+    that `output` names. C: number of classes; 0 for tokens. layout, mask: arguments of `model`. Raises UserError for
+    settings that are wrong or do not fit together.
     """
     tied, layer = by_name.choose("head", output, TEXT_CLASS_HEADS if C else TOKEN_HEADS)
     activation, norm = mlp.ACTIVATIONS.get(layer), variants.choose(m, "norm")
@@ -234,7 +234,7 @@ def fit_spec(
 def choose_unrolling(m: configs.Settings, N: int, layout: layouts.Layout) -> tuple[bool, str]:
     """Return whether the layers are unrolled, and a description. N: number of tokens.
 
-    FSDP and remat use a loop: XLA would gather the weights of all unrolled layers at once, and would save more.
+    FSDP and remat use a loop: XLA would gather the weights of all unrolled layers at once, and keep more activations.
     """
     on_cpu = layout.platform in ("", "cpu")
     few = m.M <= (UNROLLED_CPU if on_cpu else UNROLLED)
@@ -309,7 +309,10 @@ def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
 
 
 def choose_scale(m: configs.Settings) -> Callable[[int, int], float]:
-    """Return (K, D) -> the factor on the logits that m.scale names, smaller by 1/sqrt(D / D_0) with m.mup (mup.py)."""
+    """Return (K, D) -> the factor on the logits that m.scale names; if m.mup is not 0, times sqrt(m.mup / m.D).
+
+    m.mup is the base width D_0 of muP (mup.py).
+    """
     scale = by_name.choose("scale", m.scale, score.SCALES)
     return (lambda K, D: scale(K, D) * (m.mup / m.D) ** 0.5) if m.mup else scale
 

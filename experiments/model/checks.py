@@ -91,8 +91,8 @@ def check_causal(m: configs.Settings) -> None:
 def has_unlimited_context(m: configs.Settings, *, N: int) -> bool:
     """Return True if generation with a KV cache may go beyond the N tokens of training.
 
-    This needs a sliding window and no absolute positions, so that each token sees what it would see in training. False
-    if relative positions are the user's function, because it may depend on N. Without a window, cached keys depend on
-    tokens that are gone.
+    This needs a sliding window of at most N tokens and no absolute positions, so that each token sees what it would see
+    in training. False if relative positions are the user's function, because it may depend on N. Without a window, keys
+    in the cache would depend on tokens that have left it, unlike in training.
     """
     return 0 < m.window <= N and m.position == "none" and not variants.is_users(m, "relative_position")

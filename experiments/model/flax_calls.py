@@ -67,7 +67,7 @@ class _Calls:
         return self._cls(**self._given, **dict(flags), **arguments)
 
     def _see(self, module: Any, path: str, axes: tuple) -> None:
-        """Record the path of a dropout or batch norm module. axes: of the mesh, over which the norm shall average."""
+        """Record the path of a dropout or batch norm, and let the norm average over these axes of the mesh."""
         if isinstance(module, linen.BatchNorm | nnx.BatchNorm):
             self.norms.add(path)
             if axes:  # object: a linen module is frozen
@@ -125,7 +125,7 @@ class NNX(_Calls):
         return Called(outputs, changed, shown | {path: kind for path, (kind, _) in new.items() if path not in old})
 
     def _make_module(self, train: bool, key: jax.Array) -> nnx.Module:
-        """Return the module. Its metadata must not place its arrays: shard_map does (flax 0.11 never places them)."""
+        """Return a new module. Its metadata does not shard its arrays: shard_map does (flax 0.11 never shards here)."""
         eager = nnx.use_eager_sharding(False) if hasattr(nnx, "use_eager_sharding") else contextlib.nullcontext()
         with eager:
             return self._make(train, rngs=nnx.Rngs(key))
@@ -150,7 +150,7 @@ class Linen(_Calls):
     """A linen module as functions of its arrays by path."""
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return the values of all collections, except those that only show values."""
+        """Return the arrays of all collections, except those that only show values (SHOWN)."""
         leaves = traverse_util.flatten_dict(dict(linen.unbox(self._init(key))), sep=".")
         leaves = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, tuple)}  # tuples are sown values
         self.collections = {path: path.partition(".")[0] for path in leaves}
@@ -213,7 +213,7 @@ def _are_same(old: list, new: list) -> bool:
 
 
 def _set(parent: Any, path: tuple, leaf: jax.Array) -> None:
-    """Set an array that is an attribute of a module."""
+    """Set the array `path` of the whole module, an attribute of `parent`. Raises UserError if `parent` is no module."""
     if not isinstance(parent, nnx.Module):
         raise errors.UserError(f"the array `{_join(path)}` must be an attribute of a module, or in an nnx.Variable")
     setattr(parent, path[-1], leaf)

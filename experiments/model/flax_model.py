@@ -109,7 +109,8 @@ def init(module: Module, key: jax.Array, **block_settings: Any) -> dict[str, jax
     An array of integers or bools is float32 here, because the training step differentiates with respect to all.
     """
     if block_settings:
-        raise errors.UserError(f"model.{min(block_settings)} is not a setting of a Flax module of yours")
+        setting = f"model.{min(block_settings)}"
+        raise errors.UserError(f"{setting} does not apply to the module of model.flax. Leave it out of the study")
     leaves = module.calls.init(key)
     to_float = {path: not jnp.issubdtype(leaf.dtype, jnp.inexact) for path, leaf in leaves.items()}
     return {module.names[p]: x.astype(jnp.float32) if to_float[p] else x for p, x in leaves.items()}
@@ -187,7 +188,9 @@ def _name_axes(
             if key not in letters and (letter := next(kind, "")):
                 letters[key] = letter
             if key not in letters:
-                raise errors.UserError("model.flax: the parameters of the module have too many different sizes")
+                raise errors.UserError(
+                    "model.flax: the parameters of the module have too many different sizes. Use fewer different widths"
+                )
             suffix += letters[key]
         names[path] = f"{path}_{suffix}".rstrip("_")
     return names, "".join(letter for (_, is_sharded, _), letter in letters.items() if is_sharded)
@@ -221,7 +224,8 @@ def build(
 ) -> models.Model:
     """Return the model of the module m.flax; mesh.fsdp shards the parameters whose metadata names this axis.
 
-    inputs, outputs, options: arguments of `make`. Raises UserError if another axis of the mesh would shard the module.
+    inputs, outputs, options: arguments of `make`. Raises UserError if another axis of the mesh would shard the module,
+    or if model.mup or model.window is set.
     """
     errors.refuse(
         (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: it needs names that state the shapes"),

@@ -58,7 +58,10 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
 
 
 def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
-    """Return the metrics that train.metrics names; "my_file:top5" is called top5. Raises UserError if there is none."""
+    """Return the metrics that train.metrics names; "my_file:top5" is called top5.
+
+    Raises UserError if a name is unknown, used twice or one of checkpoint.BETTER, or if a metric is not a Metric.
+    """
     metrics = {name.rpartition(":")[2]: by_name.choose("metric", name, METRICS, "train.metrics") for name in names}
     wrong = [name for name in metrics if name in checkpoint.BETTER or metrics[name].better not in ("more", "less")]
     if wrong or len(metrics) < len(names):
@@ -70,7 +73,7 @@ def choose_metrics(names: Sequence[str]) -> dict[str, Metric]:
 
 
 def _parse_loss(name: str) -> Callable[..., loss.Ratio]:
-    """Return the loss of "label_smoothing:0.1" or "class_weights:1,2.5,1". Raises UserError for other numbers."""
+    """Return the loss of "label_smoothing:0.1" or "class_weights:1,2.5,1". Raises UserError for invalid numbers."""
     kind, _, text = name.partition(":")
     try:
         numbers = [float(number) for number in text.split(",")]

@@ -69,7 +69,7 @@ def add_head_scores(task: train_step.Task, look: Callable[[Any, dict], dict], *,
 
 
 def choose_heads(rows: list[dict]) -> dict[str, str]:
-    """Return {metric: label for a figure} of the heads with the largest scores at the end of a log.
+    """Return {metric: label for a figure} of the best head for each score in HEADS, at the end of a log.
 
     rows: those of metrics.jsonl; the last one that has scores of heads decides.
     """

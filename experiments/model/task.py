@@ -31,7 +31,7 @@ def make_work(
     """Return the work of a model: its task with this loss, its outputs, and the model itself for figures and tools.
 
     inputs: (batch, layout=ONE) -> the arguments of model.hidden. measure: (params, x_BND, batch, layout) -> metrics, of
-    the tokens x_BND before the head. data: fields of the Task (splits.make_splits). baseline, causal: of the Task.
+    the tokens x_BND before the head. data: fields of the Task (splits.make_splits). baseline, causal: further fields.
     predict: (params, x_BND, batch, layout=ONE) -> outputs; None: the logits. fields: of the Work. Raises UserError
     for a batch norm with train.accumulation, which would normalise each microbatch by itself.
     """

@@ -48,7 +48,10 @@ def choose(m: configs.Settings, setting: str) -> Any:
 
 
 def choose_weights(m: configs.Settings) -> Callable | None:
-    """Return the user's function of model.weights, (l_BHNS, allowed) -> A_BHNS; None for the softmax."""
+    """Return the user's function of model.weights, (l_BHNS, allowed) -> A_BHNS; None for the softmax.
+
+    allowed: a mask of keys by query, True where attention is allowed (explicit.weights).
+    """
     chosen = by_name.choose("weights", m.weights, {"softmax": explicit.weights})
     return chosen if is_users(m, "weights") else None
 
@@ -192,7 +195,7 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
 def _find_misfits(
     arrays: dict[str, tuple], letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool
 ) -> Iterator[tuple[bool, str]]:
-    """Yield (is_fault, sentence) for each check of the sizes of the parameters, queries, keys and position code.
+    """Check the sizes of parameters, queries, keys and position code. Yield (whether a check fails, the sentence).
 
     arrays: the shapes of queries, keys and position code. letters: the sizes of the parameters. sizes: the right ones.
     n: number of tokens. rotary: positions rotate queries and keys. from_keys: values are made of keys.
