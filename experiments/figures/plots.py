@@ -98,7 +98,7 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
 def loss_curves(path: Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
     """Draw training and evaluation loss against the step. rows: of metrics.jsonl.
 
-    The title counts the values inf and NaN. None, which records.read_metrics returns for both, is left out uncounted.
+    The title counts the values that are not finite: inf, NaN and None, which metrics.jsonl has for both.
     """
     drawing, [[axes]] = canvas(7, 4.2)
     (step_I, value_I), infinite_I = read_points(rows, "train/loss")
@@ -138,9 +138,9 @@ def curves(path: Path, rows: list[dict], labels: Mapping[str, str], *, title: st
 
 
 def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
-    """Return the steps and finite values (2, I) of a metric, sorted by step, and the number of other values."""
-    points = {row["step"]: row[key] for row in rows if row.get(key) is not None}
-    finite = sorted((step, value) for step, value in points.items() if np.isfinite(value))
+    """Return the steps and finite values (2, I) of a metric, sorted by step, and the number of others, with None."""
+    points = {row["step"]: row[key] for row in rows if key in row}
+    finite = sorted((step, value) for step, value in points.items() if value is not None and np.isfinite(value))
     return np.array(finite, float).reshape(-1, 2).T, len(points) - len(finite)
 
 

@@ -191,11 +191,11 @@ def read_ticks(labels):
 def test_curves_show_the_points_in_order_without_numbers_that_are_not_finite(draw_figure):
     train = {5: 2.0, 3: 4.0, 7: float("nan"), 9: float("inf")}
     rows = [{"step": step, "train/loss": loss} for step, loss in train.items()]
-    rows += [{"step": 8, "eval/loss": 3.0}, {"step": 9, "eval/loss": -float("inf")}]
+    rows += [{"step": 8, "eval/loss": 3.0}, {"step": 9, "eval/loss": -float("inf")}, {"step": 10, "eval/loss": None}]
     axes = draw_figure(draw_curves, rows).axes[0]
     training, evaluation = axes.lines
     assert training.get_xydata().tolist() == [[3, 4], [5, 2]] and evaluation.get_xydata().tolist() == [[8, 3]]
-    assert axes.get_title() == "vit (3 values not finite)" and axes.get_ylabel() == "loss, nats per token"
+    assert axes.get_title() == "vit (4 values not finite)" and axes.get_ylabel() == "loss, nats per token"
     # Beyond one decade of positive values, the axis is logarithmic.
     for low, scale in ((1.1, "linear"), (0.9, "log"), (0.0, "linear"), (-1.0, "linear")):
         rows = [{"step": 1, "train/loss": 10.0, "eval/loss": low}]
