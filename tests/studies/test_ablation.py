@@ -28,7 +28,14 @@ PROGRAMS |= {"contradictions": 24, "contradictions_small": 9, "head_study": 4, "
 PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 10, "block_study": 7, "text_study": 2, "mup_study": 8}
 PROGRAMS |= {"ladder": 12, "ladder_digits": 12, "leave_one_out": 10, "leave_one_out_digits": 10, "positions": 45}
 PROGRAMS |= {"qk_heads": 48, "qk_padding": 4, "qk_positions": 35, "qk_skew": 18, "qk_tokens": 9, "qk_widths": 22}
-PROGRAMS |= {"qk_matched": 12, "qk_induction_heads": 36, "positions_wide": 30, "qk_sizes_colab": 27, "qk_skew_text": 14}
+PROGRAMS |= {
+    "qk_matched": 12,
+    "qk_induction_heads": 36,
+    "positions_wide": 30,
+    "qk_sizes_colab": 27,
+    "qk_skew_text": 14,
+    "qk_noself": 6,
+}
 LANGUAGE = {"study__experiment": "language", "study__arms": [["fast", {"optim.learning_rate": 1e-2}], ["usual", {}]]}
 
 
