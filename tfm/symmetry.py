@@ -137,7 +137,10 @@ def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
 
 
 def _dominance(square_r_HD: jax.Array, square_c_HD: jax.Array) -> jax.Array:
-    """Return d = (R - C) / (R + C) (see `directionality_of`) from the squared norms of rows and columns."""
+    """Return d = (R - C) / (R + C) of each head, and 0 if R = C = 0. Squared norms: of the rows and of the columns.
+
+    R and C are sums of what the norms exceed a limit by (see `directionality_of`).
+    """
 
     def excess(square_HD: jax.Array) -> jax.Array:
         x_HD = jnp.sqrt(square_HD)

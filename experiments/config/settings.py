@@ -286,7 +286,8 @@ class Settings:
     def replace(self, changes: Mapping[str, Any], *, without: str = "", explicit: Iterable[str] = ()) -> "Settings":
         """Return a copy of these settings with the changes, key -> value. Derived values are recomputed.
 
-        without: the name of a section to remove. explicit: further keys that count as set by the user.
+        without: the name of a section to remove. explicit: keys that count as set by the user, besides those that count
+        already. A key of `changes` counts if it is in `explicit` too, or its value is neither default nor derived.
         """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
         for part in (config, defaults) if without else ():

@@ -133,7 +133,8 @@ def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
             lines.append(f"rows left out, because they have no class, in the split {split.inside}: {unlabelled:,}")
     if data_files.TRAIN not in parts:
         available = ", ".join(str(split.inside) for split in splits)
-        raise errors.UserError(f"{source} needs a split called train with images of a class, but has {available}.")
+        fault = "the data set needs a split called train, with rows that have a class"
+        raise errors.UserError(f"{source}: {fault}. Its splits are: {available}.")
     return parts, names, lines
 
 

@@ -68,7 +68,8 @@ class Tokenizer:
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of a text (as in `join`), piece by piece.
 
-        `around` has the ids before and after each document, and `between` is the id from one to the next.
+        Each document has the ids of `around` before and after it. `between`, if not None, follows them: the id between
+        two documents.
         """
         between, (before, after), is_first = [] if self.between is None else [self.between], self.around, True
         for batch in gather(documents(text), BATCH, lambda piece: len(piece.text)):
@@ -124,7 +125,10 @@ class Tokenizer:
 
 @dataclasses.dataclass
 class Plain(Tokenizer):
-    """A tokenizer with an id for each byte or each of `characters`. The ids of the special tokens follow, in order."""
+    """A tokenizer with an id for each byte or each of `characters`. The ids of the special tokens follow, in order.
+
+    kind: "bytes", where `characters` is "", or "characters".
+    """
 
     kind: str
     characters: str

@@ -258,7 +258,8 @@ def _restore(checkpoint: pathlib.Path, like: Any) -> Any:
         for name in sorted(name for name, _ in saved.items() ^ expected.items()):
             has, needs = (leaves.get(name, "missing") for leaves in (saved, expected))
             fault = f"the checkpoint {checkpoint} has another model or optimiser than this config: {name} is {has}"
-            raise errors.UserError(f"{fault} in the checkpoint, and {needs} in the config")
+            remedy = "Use the config of this run, or another --workdir."
+            raise errors.UserError(f"{fault} in the checkpoint, and {needs} in the config. {remedy}")
         state = reader.restore(checkpoint / manifest.STATE, args=ocp.args.StandardRestore(needed))
     return jax.tree.map(lambda x, y: jax.random.wrap_key_data(y) if _is_key(x) else y, like, state)
 

@@ -210,7 +210,10 @@ class Progress(Line):
         flops: float = 0.0,
         peak: Callable[[], float] = lambda: 1.0,
     ):
-        """tokens(n): the number of tokens in the first n steps. flops: of a token. peak() -> the devices' FLOP/s."""
+        """tokens(n): the number of tokens in the first n steps. flops: of a token. peak() -> the devices' FLOP/s.
+
+        start: the number of steps that were done before.
+        """
         form = "{desc}" + LEFT + "{postfix}"  # the time comes first, because a narrow terminal cuts off the end
         super().__init__(form, total=tokens(steps), done=tokens(start), live=distributed.is_main())
         self._tokens, self._steps, self._text = tokens, steps, ""

@@ -164,7 +164,7 @@ def _predict(module: Module, params: dict, w_BN: jax.Array, n_B: jax.Array) -> j
 
 
 def choose_options(takes_valid: bool, inputs: Any, valid: jax.Array | None) -> dict[str, jax.Array]:
-    """Return the further arguments of the module's call: `valid` if it takes this argument."""
+    """Return {"valid": valid} if the module takes this argument, otherwise {}. None: all of `inputs` are valid."""
     valid = jnp.ones(inputs.shape, bool) if valid is None else valid
     return {VALID: valid} if takes_valid else {}
 

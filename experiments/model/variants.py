@@ -100,6 +100,8 @@ def _make_rotary(
 ) -> relative_position.RelativePosition:
     """Return rotary positions with this base and scaling, given as texts: '10000', or '10000', 'linear', '2'.
 
+    name: 'rotary', which pairs neighbouring features, or 'rotary_halves', which pairs those of the two halves.
+
     Raises UserError for an unknown scaling, or numbers that it cannot use.
     """
     scale = by_name.choose("rotary scaling", kind, rotary_scaling.KINDS)

@@ -383,7 +383,11 @@ def _is_constant(values: Sequence[float], better: str) -> bool:
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
-    """Compute the steps at which the seeds reached the threshold, and the paired difference to the reference."""
+    """Return the steps at which the seeds reached the threshold, and the mean difference to those of the reference.
+
+    The difference is None if a seed of a pair did not reach it. m: the number of intervals that hold together. better:
+    "more" or "less", whichever is better in the metric.
+    """
     cross = functools.partial(inference.crossing, threshold=threshold, better=better)
     steps, base = ({seed: cross(curve) for seed, curve in side.items()} for side in (curves, reference))
     reached = [step for step in steps.values() if step is not None]

@@ -117,7 +117,7 @@ class Program(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The label: condition (unless ONLY), arms and number of seeds, such as "rope (3 values) x 5 seeds"."""
+        """The label of these runs: condition (unless ONLY), arms and number of seeds, "rope (3 values) x 5 seeds"."""
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
         condition, n = self.runs[0].condition, len({run.seed for run in self.runs})
@@ -222,13 +222,13 @@ def _read_grid(key: str, pairs: Any) -> dict[str, list]:
 
 def _read_named(key: str, pairs: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return (name, changes) of the arms or conditions. Raises UserError if a name is invalid or not unique."""
-    entries: dict[str, tuple[str, dict]] = {}  # by names in lower case: some systems have one folder for "A" and "a"
+    entries: dict[str, tuple[str, dict]] = {}  # by names in lower case
     for name, changes in _pairs(key, pairs, Mapping, '["tied", {"model.score": "tied"}]'):
         rule = f"Choose at most {LONGEST} letters, digits and + - . , = _ (reserved: {', '.join(RESERVED)})."
         fault = f"{key}: {configs.format_value(name)} cannot be the name of a folder. {rule}"
         errors.refuse((not _NAME.fullmatch(name) or name.lower() in RESERVED, fault))
         if earlier := entries.get(name.lower()):
-            rule = "Choose names that also differ in lower case."
+            rule = "Choose names that also differ in lower case: some systems have one folder for both."
             raise errors.UserError(f'{key} has "{earlier[0]}" and "{name}". {rule}')
         entries[name.lower()] = name, dict(changes)
     return list(entries.values())

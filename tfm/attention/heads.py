@@ -110,9 +110,10 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: 
 
 @jax.named_scope("cross")
 def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
-    """Return Y = sum_h V_h X' A_h, where tokens attend to the memory X' (E26). aux: as in self_attention.
+    """Return Y = sum_h V_h X' A_h, where tokens attend to the memory X' = call.memory.x_BSD (E26).
 
-    call.cache, if set, has the keys and values of the memory from an earlier call, which are then used.
+    call.cache, if set, has the keys and values of the memory from an earlier call, which are then used. aux receives
+    what it receives in self_attention, here for the cross-attention.
     """
     source_BSD = x_BND if call.cache else call.memory.x_BSD  # with a cache, the keys of x_BND are not used
     with jax.named_scope("score"):
