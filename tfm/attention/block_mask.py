@@ -44,7 +44,7 @@ def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Ar
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The mask or None, the bias as `masks.as_partial` returns it, and the soft cap of the logits (explicit.soft_cap)."""
+    """The mask or None, the bias as `masks.as_partial` returns it, and the cap of the logits (explicit.soft_cap)."""
 
     mask: masks.Mask | None
     bias: Partial | None
