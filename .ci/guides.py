@@ -38,11 +38,8 @@ OPTIONAL = {"transformers": ("torch", "transformers"), "transformer_lens": ("tra
 
 
 def README(folder: pathlib.Path) -> None:
-    """Write a text, images, and the notebook's lines as a file."""
-    page = PAGES["README"].read_text(encoding="utf-8")
-    (notebook,) = re.findall(r"^```python\n(import launch\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    (folder / "notebook.py").write_text(notebook.replace("configs/", f"{ROOT}/configs/"), encoding="utf-8")
-    (folder / "my_text.txt").write_text(page * 3, encoding="utf-8")
+    """Write a text and images."""
+    (folder / "my_text.txt").write_text(PAGES["README"].read_text(encoding="utf-8") * 3, encoding="utf-8")
     draw = np.random.default_rng(0)
     images = {f"x_{part}": draw.integers(0, 256, (300, 12, 12), np.uint8) for part in ("train", "test")}
     np.savez(folder / "my_images.npz", **images, **{f"y_{part}": np.arange(300) % 3 for part in ("train", "test")})
@@ -146,8 +143,6 @@ def follow(name: str) -> str:
         blocks(page, "bash")[1 if name == "README" else 0 :]
     )  # .ci/run runs the first block without changes
     commands = [line for line in shell.replace("\\\n", " ").splitlines() if line.startswith("python ")]
-    if name == "README":
-        commands.append("python notebook.py")
     if not commands:
         sys.exit(f"{PAGES[name]} has no command")
     with tempfile.TemporaryDirectory() as temporary:
@@ -180,7 +175,7 @@ def run(command: str, folder: pathlib.Path) -> str:
         if "my_search.py" in command
         else ()
     )
-    command = command.replace("launch.py", str(ROOT / "launch.py"))
+    command = command.partition(" #")[0].replace("launch.py", str(ROOT / "launch.py"))  # flags after # would not count
     command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"

@@ -176,7 +176,7 @@ def test_names_of_other_projects_lead_to_our_settings() -> None:
 
 
 def test_the_library_and_the_score_in_readme(capsys: pytest.CaptureFixture) -> None:
-    score, _, library = blocks(README, "python")
+    score, library = blocks(README, "python")
     names: dict = {}
     exec(library, names)
     assert re.fullmatch(r"[34]\.\d{3} nats per token\n", capsys.readouterr().out)
