@@ -81,7 +81,7 @@ def new_file(path: Path, flag: str, *ends: str) -> pathlib.Path | None:
 
 
 class Files(NamedTuple):
-    """The new files of a tool; None for those that are not requested."""
+    """The new files of a tool: its text, its table and its figure (`check_files`); None if not requested."""
 
     text: pathlib.Path | None
     table: pathlib.Path | None

@@ -34,7 +34,7 @@ DEPTH = {"depth_mup": 0.5, "completep": 1.0}  # method -> a
 
 
 class Growth(NamedTuple):
-    """The size of a model, relative to its base."""
+    """The width and the depth of a model relative to its base, and the exponent of its depth rule."""
 
     width: float = 1.0  # r
     depth: float = 1.0  # s

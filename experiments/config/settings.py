@@ -49,7 +49,7 @@ def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any
             settings |= traverse_util.flatten_dict({name: value}, sep=".")
         return {name: _lists(value) for name, value in settings.items()}
     except ZeroDivisionError as error:
-        raise errors.UserError("model.H = 0 must be at least 1, because model.K is model.D // model.H") from error
+        raise errors.UserError("model.H = 0: choose at least one head (model.K is model.D // model.H)") from error
     except RecursionError as error:
         raise errors.UserError(f"{name}, or a value in it, contains itself. Write plain values") from error
 

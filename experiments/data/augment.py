@@ -84,7 +84,10 @@ def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> 
 
 
 def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
-    """Return (1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
+    """Return (1 - share) x + share x', and the share of each image, drawn from Beta(alpha, alpha).
+
+    x' is the previous image of the batch (Zhang et al. 2018, mixup).
+    """
     share_B = rng.beta(alpha, alpha, len(image_BYXZ)).astype(np.float32)
     share_B111 = share_B[:, None, None, None]
     return (1 - share_B111) * image_BYXZ + share_B111 * np.roll(image_BYXZ, 1, axis=0), share_B

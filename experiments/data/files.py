@@ -305,7 +305,7 @@ def join_names(names: Sequence) -> str:
 
 
 def join_lines(name: str, description: str, lines: Iterable[str]) -> str:
-    """Return the description of a data set, followed by lines about it that begin with its name."""
+    """Return the description of a data set if it has one, and then each of the lines with "name: " in front."""
     return "\n".join(filter(None, [description, *(f"{name}: {line}" for line in lines)]))
 
 

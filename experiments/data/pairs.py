@@ -83,7 +83,7 @@ def sentence_key(sentence: str) -> str:
 
 
 def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
-    """Return the files of a named set or a path; of parallel files the first, with the second as `translation`."""
+    """Return the files of a named set or a path; of parallel files the first, whose field translation is the second."""
     if source in NAMED:
         source = str(download.fetch(*NAMED[source]))
     path = pathlib.Path(os.path.expanduser(source))

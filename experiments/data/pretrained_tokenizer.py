@@ -134,8 +134,9 @@ def make(
 
 
 def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
-    """Return the tokenizer of the user's function: (training documents) -> tokenizer, as in tokenization.Tokenizer.
+    """Return the tokenizer of the user's function: (iterator of training documents, str) -> tokenizer.
 
+    The tokenizer needs the methods of tokenization.Tokenizer, and `text` is the training text.
     A tokenizer of the library `tokenizers`, also one inside a tokenizer of transformers, is saved with the run. Raises
     UserError if the function fails or returns something else.
     """

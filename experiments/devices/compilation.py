@@ -140,8 +140,8 @@ class Compiled(dict):
 def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
     """Return the floating-point operations of all matrix products in function(*arguments), two for each multiply-add.
 
-    XLA's analysis would count the body of a loop once. kernels: count only products inside Pallas kernels, masked
-    blocks included.
+    The body of a scan counts in each step; XLA's analysis would count it once. That of a while_loop counts once, and of
+    branches the most expensive one. kernels: count only products inside Pallas kernels, masked blocks included.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr, not kernels)
 

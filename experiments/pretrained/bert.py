@@ -72,7 +72,7 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors as published files have them: the bias of an untied output has two names."""
+    """Return the tensors, by published names, with the copy of an untied output's bias that published files have."""
     bias, copy = _find_output(family)
     return arrays if settings["tied_output"] or bias not in arrays else {**arrays, copy: arrays[bias]}
 

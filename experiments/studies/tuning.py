@@ -66,7 +66,10 @@ class Tuned(NamedTuple):
 
 
 def trials(study: studies.Study) -> studies.Study:
-    """Return the study of the tuning runs: for each arm with a grid, an arm for each combination of its values."""
+    """Return the study of the tuning runs: an arm for each combination of the values in an arm's grid.
+
+    An arm without a grid stays one arm. If no arm has a grid, the study has no arms.
+    """
     arms = []
     for arm in study.arms if study.grid else ():
         changes = {key: x for key, x in arm.changes.items() if key != studies.TUNE}

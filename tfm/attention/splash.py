@@ -160,7 +160,7 @@ def _run_kernel(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _average(run: Callable, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None) -> jax.Array:
-    """Return run(q, k, v, ids), with a gradient that works inside `jax.shard_map`."""
+    """Return the averages run(q, k, v, ids) of the kernel, with a gradient that works inside `jax.shard_map`."""
     return _trace_untyped(run, q_BHNK, k_BGSK, v_BGSV, ids)
 
 
