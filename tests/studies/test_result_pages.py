@@ -128,16 +128,23 @@ def test_the_script_on_two_matrices_prints_and_draws_the_differences(tmp_path, m
     draw = np.random.default_rng(0)
 
     def losses(positions, score):
-        return 2 + 0.2 * (score == "tied" and positions != "none") - 0.1 * ("skew" in score) + draw.normal(0, 0.002, 10)
+        gain = (
+            0.2 * (score == "tied" and positions != "none") - 0.1 * ("skew" in score) - 0.05 * (score == "tied_noself")
+        )
+        return 2 + gain + draw.normal(0, 0.002, 10)
 
     for config, name in ((qk_positions, "positions"), (qk_matched, "matched")):
         write_study(tmp_path / name, config.get_config(), losses)
     write_study(tmp_path / "heads", qk_heads.get_config(), lambda *_: draw.uniform(0.5, 1, 10))
     rows = run_script("qk", tmp_path, monkeypatch, *(tmp_path / name for name in ("heads", "positions", "matched")))
     names = ["learned", "rotary", "relative, buckets", "ALiBi", "none (causal mask)", "learned", "rotary"]
+    like_for_like = [row for row in rows if len(row) == 2]
+    rows = [row for row in rows if len(row) > 2]
     assert [row[0] for row in rows] == names
+    assert [row[0] for row in like_for_like] == [f"not to itself: {name}" for name in names[:5]]
+    assert all(row[1].startswith(("-0.05", "-0.04")) for row in like_for_like)
     assert [row[2].startswith("**+") for row in rows] == [True] * 4 + [False] + [True] * 2
-    assert [sum(cell.startswith("**-") for cell in row) for row in rows] == [2] * 5 + [1] * 2  # those of rank 2
+    assert [sum(cell.startswith("**-") for cell in row) for row in rows] == [3] * 5 + [2] * 2  # of rank 2; tied_noself
     assert not any("**" in row[-1] for row in rows)  # two matrices, not to itself
 
 
