@@ -1,11 +1,11 @@
 """Does the gain of two matrices grow with width or training? Eleven sizes on Shakespeare, five seeds.
 
 python launch.py --config configs/qk_widths.py --workdir runs/qk_widths
-110 runs, 40 minutes in two processes. Scores: one matrix without attention to oneself (tied_noself), and two. Widths: 32 to 256 features. Steps: 125
-to 2,000; 256 features only up to 500. docs/qk_surface.py fits a surface to the differences. The model is that of
-qk_positions.py with rotary positions, and the rates are those that it chose at 64 features and 500 steps. With maximal
-update parametrisation they should suit the other widths; qk_tokens.py tuned them for each number of steps, and chose
-0.0060 to 0.0069.
+110 runs, 40 minutes in two processes. Scores: one matrix without attention to oneself (tied_noself), and two. Widths:
+32 to 256 features. Steps: 125 to 2,000; 256 features only up to 500. docs/qk_surface.py fits a surface to the
+differences. The model is that of qk_positions.py with rotary positions, and the rates are those that it chose at 64
+features and 500 steps. With maximal update parametrisation they should suit the other widths; qk_tokens.py tuned them
+for each number of steps, and chose 0.0060 to 0.0069.
 """
 
 from configs import qk_positions
