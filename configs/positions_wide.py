@@ -1,8 +1,9 @@
-"""Is the learning rate at the end of its range? positions.py from 0.001 to 0.03, and smaller sinusoids.
+"""Do rotary positions help small models, with rates from 0.001 to 0.03? Six kinds of positions, ten seeds.
 
 python launch.py --config configs/positions_wide.py --workdir runs/positions_wide
-660 runs, 360 of them to choose rates; not run yet. Six kinds of positions, ten seeds, three tuning seeds, interpolated
-rates. `scaled` are sinusoids as large as the embeddings. docs/positions.md has the results.
+660 runs, 360 of them to choose rates: three tuning seeds, interpolated rates. With learned positions the loss is worse
+by 0.16 to 0.22 nats after 300 steps, and by 0.04 after 1,200. The models and trainings are those of positions.py.
+`scaled` are sinusoids as large as the embeddings. Results: docs/positions.md.
 """
 
 from configs import positions

@@ -14,7 +14,17 @@ import pytest
 import study_folder
 import tiny
 
-from configs import ladder, leave_one_out, positions, qk_heads, qk_matched, qk_positions, qk_synthetic, qk_widths
+from configs import (
+    ladder,
+    leave_one_out,
+    positions,
+    positions_wide,
+    qk_heads,
+    qk_matched,
+    qk_positions,
+    qk_synthetic,
+    qk_widths,
+)
 from configs.arms import stochastic_depth
 from experiments.config import settings as configs
 from experiments.devices import mesh as meshes
@@ -23,6 +33,7 @@ from experiments.studies import figures as study_figures, results, statistics, s
 from tfm import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
+KINDS = ("none (causal mask)", "learned", "sinusoidal", "sinusoidal, scaled", "ALiBi")  # of positions, but rotary
 FILES = ("multi_token", "stochastic_depth", "rotary")  # two arms of configs/arms, and the reference
 
 
@@ -60,23 +71,24 @@ def test_the_script_on_positions_prints_and_draws_the_differences(tmp_path, monk
         gain = {"none": 0.3, "learned": 0.05, "alibi": -0.05 if condition == "D64_100" else 0.0}.get(arm, 0.0)
         return 2 + gain + draw.normal(0, 0.004, 10)
 
-    write_study(tmp_path, positions.get_config(), losses)
-    rows = {name: cells for name, *cells in run_script("positions", tmp_path, monkeypatch, tmp_path)}
-    assert len(rows) == 9 and all(len(row) == 5 for row in rows.values())
-    assert all("**+0.3" in cell or "**+0.29" in cell for cell in rows["no positions"])
+    wide, techniques = tmp_path / "wide", tmp_path / "techniques"
+    write_study(wide, positions_wide.get_config(), losses)
+    write_study(techniques, positions.get_config(), losses)
+    rows = {name: cells for name, *cells in run_script("positions", tmp_path, monkeypatch, wide, techniques)}
+    assert len(rows) == 10 and all(len(row) == 5 for row in rows.values())
+    assert all("**+0.3" in cell or "**+0.29" in cell for cell in rows["none (causal mask)"])
     assert ["**" in cell for cell in rows["ALiBi"]] == [False, False, False, True, False]
-    assert rows["ALiBi"][3].startswith("**-0.0")
+    assert rows["ALiBi"][3].startswith("**-0.0") and "**" not in str(rows["label smoothing"])
     assert all(1.98 < float(cell) < 2.02 for cell in rows["loss of rotary positions"])
     script = runpy.run_path(str(ROOT / "docs" / "positions.py"))
-    drawing = script["draw"](script["load"](tmp_path))
-    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["better", "worse", "no difference found"]
+    better, arms = statistics.BETTER, script["load"](wide)
+    drawing = script["draw"](arms)
     assert drawing.get_suptitle() == ""  # here an arm is better
-    better, arms = statistics.BETTER, script["load"](tmp_path)
+    hollow = [line for axes in drawing.axes for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == sum("**" not in cell for arm in KINDS for cell in [*rows[arm], rows[arm][1]])
     for arm in (arm for condition in arms.values() for arm in condition.values() if arm["difference"]):
         arm["difference"]["kind"] = arm["difference"]["kind"].replace(better, statistics.OPEN)
-    drawing = script["draw"](arms)
-    assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["worse", "no difference found"]
-    assert drawing.get_suptitle().startswith("No other kind of positions")
+    assert script["draw"](arms).get_suptitle().startswith("Rotary positions have the lowest loss")
 
 
 def test_the_script_on_the_ring_draws_loss_and_accuracy_of_every_score(tmp_path, monkeypatch):
