@@ -5,7 +5,7 @@ The ring has one head in one layer, where a skew part of rank 2 is enough in pri
 two layers of four heads and learned or rotary positions. r = 0 is `tied`. 342 runs, 162 of them to choose rates.
 Accuracy in %, mean of ten seeds, for r = 0, 2, 4, 8, 16 and two matrices: ring 72.0, 80.9, 84.1, 89.7, 93.7, 100;
 induction with learned positions 89.4, 95.6, 98.5, 100.0, 94.9, 100.0, with rotary ones 53.0, 77.1, 57.2, 42.2, 42.7,
-98.8 (docs/qk_results.md).
+98.8 (docs/study_results.md).
 """
 
 from configs import base, induction
