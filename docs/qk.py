@@ -80,7 +80,7 @@ def draw_text(panel, arms):
     panel.set_ylim(len(POSITIONS) - 0.5, -0.5)
     panel.set_xlabel("held-out loss minus that of two matrices, nats per character")
     panel.set_ylabel("positions")
-    title = "Characters of Shakespeare: no cost of one matrix is shown\nif no token attends to itself"
+    title = "The next character of Shakespeare: no cost of one matrix\nis shown if no token attends to itself"
     panel.set_title(title, fontsize=10)
 
 
