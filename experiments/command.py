@@ -130,7 +130,7 @@ def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequenc
 
 
 def main(tool: Callable, help: dict[str, str], *, positional: str = "") -> None:
-    """Call the tool with the flags of the command line, and exit with `exit_code`. positional: see `arguments`."""
+    """Call the tool with the `arguments` of the command line (help, positional: see there), and exit with its code."""
     sys.exit(exit_code(lambda: tool(**arguments(tool, help, sys.argv, positional=positional))))
 
 

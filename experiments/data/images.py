@@ -114,7 +114,7 @@ def read_digits() -> image_folder.Splits:
 
 
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
-    """Return the images in MNIST's four files (FILES) in a folder, gzipped or not; None if it has none of the files.
+    """Return the Splits in MNIST's four files (FILES) in a folder, gzipped or not; None if it has none of the files.
 
     classes: the class names of a named set; () for a folder of the user's. Raises UserError if some of the files are
     missing, or, for a named set, all of them.
@@ -240,7 +240,7 @@ def check_parts(
 
 
 def compare_parts(data: Images) -> list[str]:
-    """Return warnings if the parts seem to differ in scale or order of the channels, and if they share images."""
+    """Return warnings if the parts seem to differ in scale, or one is RGB and one BGR, and if they share images."""
     train, held_out, lines = data.train_image_BYXZ, data.evaluation_image_BYXZ, []
     (mean_Z, std_Z), (other_mean_Z, other_std_Z) = statistics(train), statistics(held_out)
     gap, gap_reversed = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))

@@ -96,9 +96,10 @@ class Growth(NamedTuple):
 
 
 def parse_growth(batch: int, pairs: Any = ()) -> Growth:
-    """Return the phases: batches of `batch` examples first, and of `size` after each pair [step, size] of train.growth.
+    """Return the Growth: batches of `batch` examples, and of `size` after `step` steps for each pair of train.growth.
 
-    Raises UserError unless all numbers are integers of at least 1, the steps ascend, and each pair changes the size.
+    pairs: [[step, size], ...]. Raises UserError unless their numbers are integers of at least 1, the steps ascend, and
+    each pair changes the size.
     """
     firsts, sizes = [0], [batch]
     for pair in pairs:

@@ -30,7 +30,8 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
     label, (name, shift) = " and ".join(users), task.causal
     batch = {key: np.take(x, np.arange(SEQUENCES), 0, mode="wrap") for key, x in task.train[0].items()}
     if missing := {name, "weight_BN"} - batch.keys():
-        raise errors.UserError(f"{label}: its batches lack {min(missing)}. Set Task.causal = (), or give this array")
+        lack = f"the test of causality needs {min(missing)} in a batch. Give it, or set Task.causal = (): no test"
+        raise errors.UserError(f"{label}: {lack}")
     batch, changed = choose_tokens(batch, name, shift)
     key, options = jax.random.key(0), compilation.run_once_options(meshes.make(data=1))
     draw = jax.jit(functools.partial(draw_parameters, task), compiler_options=options)

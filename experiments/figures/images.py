@@ -107,7 +107,8 @@ def attention_maps(
 ) -> pathlib.Path:
     """Draw an image next to the attention weights of each head over its patches (rows and columns: `grid`), as a tint.
 
-    The weights are those of the class token, which comes before the patches, or without one the mean over queries.
+    The weights are those of the class token, which comes before the patches, or without one the mean over queries. At
+    most plots.MOST_LAYERS layers and MOST_HEADS heads are drawn, and a title says how many were left out.
     """
     A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

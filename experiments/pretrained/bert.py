@@ -122,7 +122,7 @@ def cut_positions(arrays: tensors.Arrays, settings: families.Settings, family: f
 
 
 def restore_positions(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with zeros for the unused rows of positions."""
+    """Return the tensors of `restore`, with zeros for RoBERTa's first rows of positions, which no token uses."""
     arrays, zeros = restore(arrays, settings, family), np.zeros((settings["unread"], settings["D"]), np.float32)
     return {**arrays, POSITIONS: np.concatenate([zeros, arrays[POSITIONS]])}
 

@@ -23,7 +23,11 @@ UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (No
 
 
 def read(config: families.HfConfig, N: int) -> str:
-    """Return model.relative_position: rotary_halves with the base and the scaling of config.json."""
+    """Return model.relative_position: rotary_halves with the base and the scaling of config.json.
+
+    N: the largest number of tokens. Raises UserError for another kind of scaling, a part of the features, or an invalid
+    number.
+    """
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(name) or {}
     families.expect(rope, {"partial_rotary_factor": 1.0})

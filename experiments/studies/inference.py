@@ -108,7 +108,7 @@ def percentiles(value_X: np.ndarray) -> np.ndarray:
 
 
 def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the largest gap between neighbours among I >= 3 sorted values. Return the gap, its middle and a ratio.
+    """Sort I >= 3 values and find the largest gap between neighbours. Return the gap, its middle and a ratio.
 
     The ratio is the gap / the pooled SD of the values on either side of it (I - 2 degrees of freedom).
     """

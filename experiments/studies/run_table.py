@@ -73,7 +73,7 @@ def read(file: pathlib.Path, metric: str, better: str, *, wide: bool = False) ->
             rows += read_rows(place, cells, metric, choose_direction(metric, better), wide)
         runs = select_runs(rows, metric)
     arms = {run.arm for run in runs}
-    errors.refuse((len(arms) < 2, f"{file} has {len(arms)} of the two or more arms that a comparison needs"))
+    errors.refuse((len(arms) < 2, f"{file}: the number of arms is {len(arms)}, but a comparison needs two or more"))
     check_units(rows, runs, metric)
     direction = choose_direction(metric, better)
     other = {"less": "more", "more": "less"}[direction]

@@ -35,7 +35,7 @@ IDENTICAL = {  # (is the arm constant, is the reference) -> kind
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation (divisor n - 1; None for a single run) of n runs."""
+    """Mean (None without runs) and sample standard deviation (divisor n - 1; None below two runs) of n runs."""
 
     mean: float | None
     std: float | None

@@ -45,7 +45,10 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the table of the heads, and write the page `output`."""
+    """Print and return the table of the heads of `prompt`, or of the image `file`.
+
+    output: the page to write, if any. workdir: a folder, which gets the table as attention.txt.
+    """
     out, page = commands.output(workdir, "attention.txt"), commands.new_file(output, "--output", ".html")
     model = commands.load(checkpoint, trust, device)
     A_MHNN, names, lines = look(model, prompt, file)

@@ -56,7 +56,8 @@ def _gather(b_HR: jax.Array, index: jax.Array) -> jax.Array:
 def self_bias(bias: masks.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
     """Return bias(n, s_S) (None: 0), plus SELF_BIAS if s = n: no token attends to itself unless it must.
 
-    SELF_BIAS is negative and finite, so a token whose mask allows no other token still has weight one on itself.
+    n: positions of the queries, (N,) or (B, N). SELF_BIAS is negative and finite, so a token whose mask allows no other
+    token still has weight one on itself.
     """
     self_bias_NS = jnp.where(offsets(n, s_S) == 0, SELF_BIAS, 0.0)[..., None, :, :]
     return self_bias_NS if bias is None else bias(n, s_S) + self_bias_NS
@@ -93,7 +94,7 @@ def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_s
     """Return rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 in the paper, 500000 in Llama 3.
 
     halves: pairs are the features i and i + K/2, as in the published Llama weights, instead of 2i and 2i + 1. scaling:
-    a value of rotary_scaling.KINDS, whose arguments after `base` are bound by functools.partial.
+    (n, K, base) -> (angles, factor on queries and keys); rotary_scaling.KINDS, with further arguments bound by partial.
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
