@@ -108,7 +108,7 @@ def attention_maps(
     """Draw an image next to the attention weights of each head over its patches (rows and columns: `grid`), as a tint.
 
     The weights are those of the class token, which comes before the patches, or without one the mean over queries. At
-    most plots.MOST_LAYERS layers and MOST_HEADS heads are drawn, and a title says how many were left out.
+    most plots.MOST_LAYERS layers and MOST_HEADS heads are drawn; if there are more, the title says so.
     """
     A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]

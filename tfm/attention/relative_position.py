@@ -94,7 +94,8 @@ def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_s
     """Return rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 in the paper, 500000 in Llama 3.
 
     halves: pairs are the features i and i + K/2, as in the published Llama weights, instead of 2i and 2i + 1. scaling:
-    (n, K, base) -> (angles, factor on queries and keys); rotary_scaling.KINDS, with further arguments bound by partial.
+    (n, K, base) -> (angles, factor on queries and keys), such as a value of rotary_scaling.KINDS with its
+    further arguments bound by functools.partial.
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
