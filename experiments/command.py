@@ -191,7 +191,7 @@ def list_groups(groups: Mapping[str, Sequence[tuple[str, Any, str]]]) -> str:
 
 
 def require(example: str, value: Path) -> None:
-    """Raise UserError if the value of the flag in this example is empty."""
+    """Raise UserError if `value` is empty. example: the flag that gives it, with a right value: "--file=test.txt"."""
     if not str(value):
         raise errors.UserError(f"{example.partition('=')[0]} is missing. Add it to the command, such as {example}.")
 

@@ -71,9 +71,10 @@ def config() -> dict[str, dict]:
 
 
 def choose_windows(t: configs.Settings, corpus: corpora.Corpus) -> Callable:
-    """Return the function (token_T, evaluation=False) -> examples of this objective (splits.Examples).
+    """Return the function (token_T, evaluation=False) -> examples for t.objective (splits.Examples).
 
-    Raises UserError for an invalid text.N, or a tokenizer without a mask token.
+    t: the section `text`. token_T: ids of a part of the corpus. Raises UserError for an invalid text.N, or if the
+    objective is masked and the tokenizer has no mask token.
     """
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     if t.objective != "masked":

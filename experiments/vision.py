@@ -18,7 +18,7 @@ from tfm import layout as layouts, models
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images and their patches."""
+    """Return {"image": {setting: (default, comment)}}, the settings of the images and their patches."""
     return {"image": images.FIELDS | {"head": ("pooled", "pooled, class_token (tfm/head.py)")}}
 
 
@@ -82,9 +82,9 @@ def figures(
     folder: pathlib.Path,
     rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
-    """Yield the calibration error and recalls; then the figures.
+    """Yield the calibration error and recalls as dicts of metrics; then the paths of the figures, which it draws.
 
-    Figures: loss curves, predictions, the confusion matrix, and attention weights of one image.
+    Figures: loss curves, predictions, the confusion matrix, and attention weights of one image (not of a Flax module).
     """
     from experiments.figures import images as image_figures, plots  # import matplotlib, which takes a second
 

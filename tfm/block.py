@@ -110,7 +110,7 @@ def weigh_measures(spec: Spec) -> dict[str, float]:
 def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Return X' and aux: Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (Turner 2023; E18).
 
-    A decoder has cross-attention in between: Z = Y + MHCA(LN(Y), memory) (E26).
+    A decoder has cross-attention in between: Z = Y + MHCA(LN(Y), memory) (E26). aux: what the stages record (`Order`).
     """
     aux: dict = collections.defaultdict(dict)
     normed_BND = normalise("norm1", params["norm1"], x_BND, spec, call, aux)

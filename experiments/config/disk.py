@@ -173,14 +173,14 @@ def escape_cell(cell: Any) -> Any:
 
 
 def as_csv(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Return the rows as CSV text. No cell is a formula."""
+    """Return the rows as CSV. A text that a spreadsheet would execute as a formula gets an apostrophe before it."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in rows)
     return text.getvalue().encode(errors="backslashreplace")
 
 
 def write_new(file: pathlib.Path, content: bytes) -> None:
-    """Write the file atomically, and create its folder if it is missing. Raises UserError if this fails."""
+    """Write or replace the file atomically, and create its folder if it is missing. Raises UserError if this fails."""
     with writing(file):
         write(folder(file.parent) / file.name, content)
 

@@ -109,9 +109,10 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
 
 def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
-    """Assign the values, key -> value, that differ from the config's. Return their keys. Raises UserError as `assign`.
+    """Assign the values, key -> value, that differ from the config's. Return their keys.
 
-    A value that the config derives from others (K = D // H) stays derived if the new value is equal.
+    A value that the config derives from others (K = D // H) stays derived if the new value is equal. Raises UserError
+    for an unknown key, or a value of the wrong type.
     """
     changed = []
     for key in sorted(values, key=lambda key: (key not in BASE_KEYS, key)):
@@ -145,10 +146,10 @@ def to_plain(value: Any) -> Any:
 
 
 def find_code(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for every text in a value that names code of the user's, which executes a module.
+    """Yield (setting, text) for every text in a value that names the user's code. Loading it executes a module.
 
-    Code is "my_file:my_score", except in the settings TEXTS; in text.source, only a reader. The name of a user's
-    experiment, "my_file", is code too.
+    A text names code if it has the form "my_file:my_score". In the settings TEXTS it does not, except for a reader in
+    text.source. The name of a user's experiment, "my_file", is code too. key: the setting that has the value, or "".
     """
     if isinstance(value, Mapping):
         for name, item in flat(value).items():
@@ -180,7 +181,10 @@ def section(fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield 'train.steps = 1000  # updates of the parameters' for every field of a section."""
+    """Yield 'train.steps = 1000  # updates of the parameters' for every field of a section.
+
+    fields: name -> a default, (default, comment), or the fields of a nested section. prefix: such as 'train.'.
+    """
     values = section(fields).to_dict()
     for name, field in fields.items():
         if isinstance(field, Mapping):

@@ -70,6 +70,28 @@ def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> 
     matrix_B22 = np.eye(2) + percent / 100 * rng.uniform(-1, 1, (B, 2, 2))
     centre_211 = np.array([(Y - 1) / 2, (X - 1) / 2])[:, None, None]
     source_B2YX = np.einsum("bij,jyx->biyx", matrix_B22, np.indices((Y, X)) - centre_211) + centre_211
+    return sample(image_BYXZ, source_B2YX), None
+
+
+def elastic(image_BYXZ: np.ndarray, sd: float, rng: np.random.Generator) -> Result:
+    """Bend smoothly: take pixel p from p + d(p), with linear interpolation (as in Simard et al. 2003, section 2).
+
+    At 3 x 3 points spread over the image, both coordinates of d are drawn from N(0, sd^2), in pixels. Between these
+    points d is linear in each coordinate. Outside the image the raw pixel value is 0.
+    """
+    B, Y, X, _ = image_BYXZ.shape
+    d_B233 = rng.normal(0, sd, (B, 2, 3, 3))
+    weight_Y3, weight_X3 = (np.maximum(0, 1 - abs(np.linspace(0, 2, L)[:, None] - np.arange(3))) for L in (Y, X))
+    d_B2YX = np.einsum("yi,xj,bdij->bdyx", weight_Y3, weight_X3, d_B233)
+    return sample(image_BYXZ, np.indices((Y, X)) + d_B2YX), None
+
+
+def sample(image_BYXZ: np.ndarray, source_B2YX: np.ndarray) -> np.ndarray:
+    """Return images whose pixel (y, x) is the old value at the point source_B2YX[:, :, y, x] = (row, column).
+
+    Values between pixels are interpolated linearly in both directions. Outside the image the raw pixel value is 0.
+    """
+    B, Y, X, _ = image_BYXZ.shape
     padded = np.pad(image_BYXZ, [(0, 0), (1, 1), (1, 1), (0, 0)])  # pixel p is at p + 1
     place_B2YX = np.clip(source_B2YX + 1, 0, np.array([Y + 1, X + 1])[:, None, None])
     corner_B2YX = place_B2YX.astype(int).clip(max=np.array([Y, X])[:, None, None])
@@ -80,7 +102,7 @@ def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> 
         left, right = padded[b_B11, down_BYX, right_BYX], padded[b_B11, down_BYX, right_BYX + 1]
         return (1 - part_2BYX1[1]) * left + part_2BYX1[1] * right
 
-    return (1 - part_2BYX1[0]) * mix(down_BYX) + part_2BYX1[0] * mix(down_BYX + 1), None
+    return (1 - part_2BYX1[0]) * mix(down_BYX) + part_2BYX1[0] * mix(down_BYX + 1)
 
 
 def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
@@ -129,13 +151,15 @@ KINDS = {
     "mixup": Kind(mixup, 0.2, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, "above 0", mixes=True),
     "affine": Kind(affine, 15, "above 0 and below 100", lambda amount, side: 0 < amount < 100),
+    "elastic": Kind(elastic, 0.5, "above 0 and less than a side", lambda amount, side: 0 < amount < side),
 }
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Result]:
-    """Return a function that makes the changes `names` (image.augment) in their order.
+    """Return the function (image_BYXZ, rng) -> (image_BYXZ, share_B), the changes `names` (image.augment) in order.
 
-    Raises UserError if one does not suit images of Y x X pixels, or if two of them mix images.
+    share_B: each new image's share of another image; None if no change mixes images. Raises UserError if a change is
+    unknown or does not suit images of Y x X pixels, or if two of them mix images.
     """
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]

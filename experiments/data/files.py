@@ -84,7 +84,7 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
 
 
 def is_data(inside: pathlib.PurePath) -> bool:
-    """Return False for the files of NOT_DATA and hidden files."""
+    """Return False if a name in the path `inside` is in NOT_DATA, or begins with a full stop (hidden)."""
     return not any(step.startswith(".") or step.lower() in NOT_DATA for step in inside.parts)
 
 
@@ -175,7 +175,8 @@ def check_size(name: str, unpacked: int, packed: int) -> None:
 def lines(file: File) -> Iterator[str]:
     """Yield the lines of a text, without line ends (\\n, or \\r in a file without \\n).
 
-    Raises UserError as `pieces` does, for bytes that are not UTF-8, and for a line of more than LONGEST bytes.
+    Raises UserError for a file that cannot be read or unpacks to too much, for NUL and bytes that are not UTF-8, and
+    for a line of more than LONGEST bytes.
     """
     rest, size, number = [], 0, 1  # the pieces of the line that has not ended yet, and their bytes
     for piece in pieces(file):

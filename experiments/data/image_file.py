@@ -90,7 +90,8 @@ def read_published_format(
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:
     """Return the fields for resizing and cropping an image, with sizes as `read_size` returns them.
 
-    Raises UserError if the result does not have Y x X pixels.
+    Raises UserError for an invalid field, or a fixed size other than Y x X pixels. A size that depends
+    on the image is not checked. file: the path of the fields, for messages.
     """
     from PIL import Image  # comes with matplotlib; imported only where it is needed
 

@@ -60,10 +60,11 @@ def load(source: str, size: int) -> Splits:
 
 
 def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tuple[str, ...], list[str]]:
-    """Return the image files of both parts, the folder of each part, the class names, and lines about files left out.
+    """Return [training, held-out] image files, the folders of these parts, class names, and lines on files left out.
 
     There are no folders if one part was split by content. If no image has a class, all are in the first part, and there
-    are no classes. Raises UserError as `load` does.
+    are no classes. Raises UserError if there is no image, if only some have a class, if folders may be parts or
+    classes, if a class or part has no readable image, or if a part to split has no two images that differ.
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))

@@ -33,7 +33,7 @@ FIELDS = {  # settings of the section `image` that several experiments have
     "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
     "size": (0, "height and width in pixels to which image files are resized; 0: all have one size and keep it"),
     "patch": (2, "pixels of a patch's side"),
-    "augment": ([], "changes in training: shift:0.5, affine:15, flip, crop:4, mixup, cutmix, my_file:mine (augment)"),
+    "augment": ([], "changes in training: shift:1, affine:15, elastic:0.5, flip, crop:4, mixup, cutmix, my_file:mine"),
 }
 COMPARED = 16  # the fewest images of a part whose statistics are compared: fewer may differ by chance
 
@@ -69,13 +69,14 @@ def load_described(source: str, size: int = 0) -> Images:
 
 
 def load(source: str, size: int = 0) -> Images:
-    """Return images from 'digits' (scikit-learn's), 'mnist' or 'fashion_mnist' (folders of IDX files), or a path.
+    """Return images from 'digits' (scikit-learn's), 'mnist', 'fashion_mnist' (folders of IDX files), or another place.
 
-    The path leads to an .npz file (ARRAYS) or to a folder. The folder has MNIST's four IDX files, .npz files named
-    after the parts (train.npz), or image files in folders of their classes. Image files, and images of a data set
-    'hub:NAME', become size x size pixels (image_folder.py). The validation part is evaluated, or else the test part. A
-    single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, for damaged or
-    contradictory files, and for a class that is evaluated but not trained on.
+    A place is a data set 'hub:NAME', or the path of an .npz file (ARRAYS) or a folder. The folder has MNIST's four IDX
+    files, .npz files named after the parts (train.npz), or image files in folders of their classes. Image files, and
+    images of 'hub:NAME', become size x size pixels (0: keep their size). The validation part is evaluated, or else the
+    test part. A single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, for
+    damaged or contradictory files, and, if the source defines both parts, for a class that is evaluated but not trained
+    on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     splits = read_arrays(source) or image_folder.load(source, size)

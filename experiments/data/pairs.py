@@ -201,7 +201,10 @@ class Subwords(pretrained_tokenizer.Published):
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
-    """Learn W token ids, or fewer if the text has too few pairs to merge. The order of sentences does not matter."""
+    """Learn W token ids, or fewer if the text has too few pairs to merge. The order of sentences does not matter.
+
+    Raises UserError if W is less than the number of special tokens and bytes, or a sentence is not Unicode.
+    """
     configs.at_least(len(SPECIALS) + 256, {"pairs.vocabulary": W})  # special tokens and bytes
     return Subwords(bpe.learn(map(tokenization.check_unicode, sentences), W=W, specials=SPECIALS))
 

@@ -46,7 +46,10 @@ class OfRun(tokenization.Plain):
 
 
 class Published(tokenization.Tokenizer):
-    """A `tokenizers.Tokenizer`. roles: {bos, eos, mask, pad, between (documents): name of the token or None}."""
+    """A tokenizer made from `library`, a `tokenizers.Tokenizer`. files: contents by name, for `read`.
+
+    roles: {role: name of its token or None} for the roles bos, eos, mask, pad, and between (two documents).
+    """
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -241,7 +244,8 @@ def list_names(value: Any) -> Iterator[Any]:
 def convert(path: pathlib.Path, config: Mapping[str, Any], reason: str) -> dict[str, bytes]:
     """Return {file name: content} of the tokenizer in the folder of `path`, read by transformers.
 
-    config: the content of tokenizer_config.json. reason: why only transformers can read the tokenizer.
+    config: the content of tokenizer_config.json. reason: why only transformers can read the tokenizer. Raises UserError
+    if transformers is not installed, or cannot read it.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
     with data_files.require_extra(f"{path} ({reason})"):

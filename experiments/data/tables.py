@@ -138,9 +138,9 @@ def read(file: data_files.File, field: str, label: str = "") -> Iterator[tuple[s
 
 
 def name_class(value: Any, classes: Sequence[str] = ()) -> str:
-    """Return a cell as the name of a class: '' if it is missing (None, NaN, -1), '2' for 2, 2.0 and ' 2.0 '; in NFC.
+    """Return a cell as the name of a class: '' if it is missing (None or NaN), '2' for 2, 2.0 and ' 2.0 '; in NFC.
 
-    classes: the names of the numbers 0, 1, ... in a column ClassLabel.
+    classes: the names of the numbers 0, 1, ... in a column ClassLabel, in which -1 means that the class is missing.
     """
     if value is None or value != value:
         return ""

@@ -146,8 +146,8 @@ def load_whole(source: str, field: str = "") -> Part:
 def find(source: str, field: str, *labels: str) -> tuple[list[data_files.File], list[data_files.File]]:
     """Return all files of a source, and those with its text: with a field its tables, without one all files.
 
-    labels: further columns to load. Raises UserError if `field` is set and there is no table, or not set and all files
-    are tables.
+    labels: further columns to load. Raises UserError if the source is missing, if `field` is set and there is no table,
+    or if it is not set and all files are tables.
     """
     if source in (STDLIB, DOCSTRINGS):
         files = [data_files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
@@ -212,7 +212,7 @@ def divide_by_names(name: str, by_name: Mapping[str, Sequence[data_files.File]],
 
 
 def digests(texts: Sequence[Source]) -> Iterator[bytes]:
-    """Yield the digest of each document; one for a whole data set of the hub, which is not loaded a second time."""
+    """Yield the digest of each document, 8 bytes. A data set of the hub has a single one: it is not loaded again."""
     for text in texts:
         yield from map(data_files.digest, text.rows()) if text.rows and not text.file.version else [text.digest[:8]]
 

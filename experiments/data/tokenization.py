@@ -66,10 +66,10 @@ class Tokenizer:
         return [self.encode(text, specials=False).tolist() for text in texts]
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of a text (as in `join`), piece by piece.
+        """Yield the ids of a text, in pieces.
 
-        Each document has the ids of `around` before and after it. `between`, if not None, follows them: the id between
-        two documents.
+        text: the bytes of its documents, separated by NUL, in pieces that end anywhere. Each document has the ids of
+        `around` before and after it. The id `between`, if not None, comes between two documents.
         """
         between, (before, after), is_first = [] if self.between is None else [self.between], self.around, True
         for batch in gather(documents(text), BATCH, lambda piece: len(piece.text)):

@@ -192,7 +192,7 @@ def measure_peak(*, devices: Mesh, repeats: int = 5) -> float:
 
 
 def check_state(state: Any, mesh: Mesh, *, dry_run: bool) -> None:
-    """Raise UserError if parameters, gradients and optimiser do not fit into memory. `state` is abstract.
+    """Raise UserError if parameters, gradients and optimiser do not fit into a device's memory. `state` is abstract.
 
     dry_run: the limit is UNLIMITED, because this machine will not run the program.
     """

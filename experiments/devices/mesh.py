@@ -182,7 +182,7 @@ def side_by_side(mesh: Mesh) -> bool:
 def compiler_options(mesh: Mesh) -> dict[str, str]:
     """Return the `compiler_options` of jax.jit for training on TPUs, without options unknown to this libtpu.
 
-    Options that the user has set in XLA_FLAGS or LIBTPU_INIT_ARGS are omitted.
+    Options that the user has set in XLA_FLAGS or LIBTPU_INIT_ARGS are omitted. On other platforms the result is {}.
     """
     if backend(mesh) != "tpu":
         return {}

@@ -71,7 +71,7 @@ class Program(NamedTuple):
 def describe(name: str) -> Topology:
     """Return the topology of this name in NAMES. After this call JAX uses the CPU and caches no compiled programs.
 
-    Raises UserError if the name is unknown, or if libtpu is missing or belongs to another version of JAX.
+    Raises UserError if the name is unknown, or if libtpu is missing or fails, as that of another version of JAX does.
     """
     if name not in NAMES:
         raise errors.UserError(f'unknown --topology "{name}". Choose one of: {", ".join(NAMES)}')

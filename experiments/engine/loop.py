@@ -95,7 +95,7 @@ class Saver:
         self._best = max(self._best, score)
 
     def is_stale(self) -> bool:
-        """Return True if none of the last train.patience evaluations was better than the best one before them."""
+        """Return True if none of the last train.patience (> 0) evaluations was better than the best one before them."""
         best = max(self._scored, key=self._scored.__getitem__, default=0)  # the first of equal scores
         return 0 < self._plan.patience <= sum(n > best for n in self._scored)
 
@@ -149,9 +149,9 @@ class Logs:
         return self._in_a_row
 
     def write(self, n: int, columns: Mapping[str, Any], *, skip: Sequence[bool] = ()) -> None:
-        """Write a row of step n into the log of each run. columns: name -> a number, or a number for each run.
+        """Write a row of step n into the log of each run. columns: name -> an array with a number for each run.
 
-        skip: for each run, True to write nothing.
+        A single run may have a plain number. skip: for each run, True to write nothing.
         """
         for r, writer in enumerate(self._logs):
             if not (skip and skip[r]):

@@ -80,7 +80,7 @@ def find_settings(rule: Callable) -> dict[str, str]:
 def call_factory(
     name: str, rule: Callable, rate: optax.Schedule, values: Mapping[str, Any], *, clip: float
 ) -> optax.GradientTransformation:
-    """Return the optimiser that the user's factory(rate, **values) makes, with a counter of its steps added.
+    """Return the optimiser that the user's factory, rule(rate, **values), makes, with a counter of its steps added.
 
     If the factory has no argument `clip`, gradients are first clipped by global norm. The function `matrices` is passed
     as its argument `mask`, if it has one. Raises UserError if the factory does not return an optimiser.

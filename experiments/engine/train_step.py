@@ -284,7 +284,10 @@ def update_running(params: Any, running: dict[str, jax.Array]) -> Any:
 
 
 def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
-    """Return the function (params, held-out batch) -> (sum, count) of every metric."""
+    """Return the function (params, held-out batch) -> {metric: (sum, count)}.
+
+    sharded(function, mesh, in_specs=...) -> the function that gives each device its shard of the arguments.
+    """
 
     def held_out(params: Any, batch: dict) -> Ratios:
         return meshes.total(join_metrics(*task.loss(params, batch, layout=task.layout)), mesh)
@@ -325,7 +328,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
-    """Context manager: convert XLA and device errors, and exceptions of callbacks, into a one-line RunError."""
+    """Context manager: convert errors of XLA, devices, callbacks and JAX_DEBUG_NANS into a one-line RunError."""
     try:
         yield
     except FloatingPointError as error:

@@ -76,7 +76,7 @@ def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[s
         if not named or any(x.shape for x in jax.tree.leaves(numbers)) or _describe(new) != _describe(state):
             raise errors.UserError(
                 f"{label}: {shapes.describe_function(watch.update)} must return (state, {{name: number}}). The state "
-                "has the shapes and types of that of `init`, and a name is a text"
+                "must have the shapes and types that `init` returns, and each name must be a text"
             )
         if wrong := [key for key in numbers if key in used or key.startswith(PREFIXES)]:
             raise errors.UserError(f"{label}: the log has another number called {wrong[0]}. Choose another name")

@@ -66,7 +66,7 @@ def _draw_matrices(
 
 
 def convolved_images(path: plots.Path, tokens: dict[str, np.ndarray], *, Z: int, title: str) -> pathlib.Path:
-    """Draw a row of grey images for each name, all but "input" on one scale.
+    """Draw a row of the first 8 inputs as grey images for each name, all but "input" on one scale.
 
     tokens: name -> x_BND. Token n is column n of an image: D = Y * Z values, of which the mean over Z is drawn.
     """

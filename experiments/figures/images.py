@@ -50,7 +50,7 @@ def hidden_patches(
     size: int,
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 8 images (Z is 1 or 3): input, image with predicted patches, truth.
+    """Draw the first 8 images (Z is 1 or 3) in three rows: input, image with predicted patches, truth.
 
     `hidden_BN` is True for hidden patches, size x size pixels in reading order. Predictions are pixels
     in the unit of the images, and are clipped to the range of the images.

@@ -200,8 +200,8 @@ def heads(
 ) -> tuple[dict, str]:
     """Return {(layer, head): labelled axes}, and a line for the title about omitted layers and heads, "" if none.
 
-    The axes have height x width inches. before: the title of an extra first column, with the key head = -1; "" leaves
-    it empty; None: no extra column.
+    The axes have height x width inches. before: the title of an extra first column, with the key head = -1; "": a gap
+    without axes in its place; None: no extra column.
     """
     M, H = A_MHNS.shape[:2]
     layer_I, head_J = spread(M, MOST_LAYERS), [-1] * (before is not None) + spread(H, MOST_HEADS)

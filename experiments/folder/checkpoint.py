@@ -52,7 +52,7 @@ def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.kee
 
 
 class Checkpoints:
-    """The checkpoints of a run: the newest `keep`, and the best by the metric `best`.
+    """The checkpoints of a run: the newest `keep`, and the best by the metric that `best` names, if any.
 
     Every process must create an instance and call all methods. Process 0 writes manifests, renames and deletes.
     measured: step of each checkpoint -> metrics. Raises UserError if the folder cannot be read or written.
@@ -160,7 +160,7 @@ class Checkpoints:
         """Return the step and the state of a checkpoint, on the mesh of `like`; None if there is no checkpoint.
 
         like: the tree, types and shardings of the state. step: the checkpoint to use; later ones are deleted. None: the
-        newest. Raises UserError if the checkpoint is damaged or holds other arrays than `like`.
+        newest. Raises UserError if the checkpoint is missing, damaged or holds other arrays than `like`.
         """
         self.wait()
         newest = max(self.measured, default=-1)

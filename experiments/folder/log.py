@@ -54,7 +54,10 @@ class Log:
             self._open.callback(writer.close)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one line {"step": ..., name: value, ...}, with null for NaN; the writers get the finite values."""
+        """Write one line {"step": ..., name: value, ...}, with null for numbers that are not finite.
+
+        TensorBoard and W&B get the finite numbers alone.
+        """
         if not self._writes:
             return
         row = disk.finite({name: float(value) for name, value in values.items()})
@@ -180,7 +183,7 @@ class Line:
         self._paused += time.perf_counter() - began
 
     def measure(self) -> None:
-        """Measure the speed of the devices if the bar needs it to show a share of it. Call this while they are idle."""
+        """Measure the devices' speed, if the bar shows a run's share of this speed. Call this while they are idle."""
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""

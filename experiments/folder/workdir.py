@@ -34,9 +34,10 @@ PATIENCE, PAUSE = 120.0, 0.1  # seconds that a study waits for its folder's lock
 
 @functools.cache
 def read_commit() -> tuple[str, bytes]:
-    """Return the git commit of this project, '' outside a checkout, and the output of `git diff HEAD`.
+    """Return the git commit of this project and the output of `git diff HEAD`; ('', b'') if git fails.
 
-    If files are edited, the commit has the suffix "-dirty." and 16 digits of the SHA-256 of that output.
+    Git fails outside a checkout. If files are edited, the commit has the suffix "-dirty." and 16 digits of the SHA-256
+    of that output.
     """
     options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
     diff = "diff HEAD --no-ext-diff --no-textconv --no-color"
@@ -199,7 +200,7 @@ def suggest_newest(folder: pathlib.Path, flag: str) -> str:
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
-    """Return True if the run has a result after `steps` steps. Raises UserError if it has taken more steps."""
+    """Return True if the run has a result after `steps` steps. Raises UserError for more steps, or a damaged result."""
     try:
         result = records.read_summary(folder).get("steps", 0)
     except errors.UserError as error:

@@ -224,8 +224,8 @@ def fit_spec(
 ) -> transformer.Spec:
     """Return the spec for the devices of `layout`: with their function of attention, and layers unrolled or in a loop.
 
-    attend: (platform, mesh axis of the ring) of the training -> its function of attention; None -> the function for
-    all other layouts, for example in figures and generation. unroll: layout -> the result of `choose_unrolling`.
+    attend: (platform, sequence) of the layout in training -> the function of attention; None -> the function for all
+    other layouts, for example in figures and generation. unroll: layout -> the result of `choose_unrolling`.
     """
     attention = spec.block.attention._replace(attend=attend.get((layout.platform, layout.sequence), attend[None]))
     return spec._replace(block=spec.block._replace(attention=attention), unroll=unroll(layout)[0] or 1)
@@ -259,7 +259,10 @@ def choose_attention(
     mask: masks.Mask | None,
     cross: bool,
 ) -> implementations.Implementation:
-    """Return the implementation of attention for this layout, mask, and shapes of queries, keys and values."""
+    """Return the implementation of attention for this layout, mask, and shapes of queries, keys and values.
+
+    The shapes follow from m, spec and `sizes`, {letter: size} with N. cross: whether blocks have cross-attention.
+    """
     attention = spec.block.attention
     if attention.weigh and layout.sequence is None:
         return implementations.EXPLICIT._replace(reason=f"model.weights = {m.weights}")
@@ -309,7 +312,7 @@ def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
 
 
 def choose_scale(m: configs.Settings) -> Callable[[int, int], float]:
-    """Return (K, D) -> the factor on the logits that m.scale names; if m.mup is not 0, times sqrt(m.mup / m.D).
+    """Return (K, D) -> the factor on attention logits that m.scale names; if m.mup is not 0, times sqrt(m.mup / m.D).
 
     m.mup is the base width D_0 of muP (mup.py).
     """

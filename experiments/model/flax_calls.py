@@ -85,7 +85,7 @@ class NNX(_Calls):
         found = self._find(self._make_module(False, key))
         self.collections = {path: collection for path, (collection, _) in found.items()}
         if wrong := [path for path, (_, leaves) in found.items() if len(leaves) != 1]:
-            raise errors.UserError(f"the nnx variable `{wrong[0]}` must hold one array")
+            raise errors.UserError(f"the nnx variable `{wrong[0]}` must hold one array. Make a variable for each array")
         return {path: jnp.asarray(leaf) for path, (_, (leaf,)) in found.items()}
 
     def read_metadata(self) -> dict[str, PartitionSpec]:
@@ -150,7 +150,7 @@ class Linen(_Calls):
     """A linen module as functions of its arrays by path."""
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return the arrays of all collections, except those that only show values (SHOWN)."""
+        """Return {path: array} of all collections, except those that only show values (SHOWN)."""
         leaves = traverse_util.flatten_dict(dict(linen.unbox(self._init(key))), sep=".")
         leaves = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, tuple)}  # tuples are sown values
         self.collections = {path: path.partition(".")[0] for path in leaves}

@@ -127,8 +127,9 @@ def hidden(
 ) -> tuple[jax.Array, dict]:
     """Return the logits in float32, and aux: the module's measures and, in training, its batch statistics.
 
-    valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence; the
-    module's dropout uses the first, with other zeros in each sequence. In evaluation all batches have one key.
+    valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence, in
+    training. The module's dropout uses only the first key, and sets other elements to 0 in each sequence. None:
+    evaluation, where the key is the same for all batches.
     """
     params, train = layouts.gather_features(params, layout), key_B is not None
     leaves = {path: params[name].astype(module.shapes[path].dtype) for path, name in module.names.items()}
@@ -228,7 +229,7 @@ def build(
     or if model.mup or model.window is set.
     """
     errors.refuse(
-        (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: it needs names that state the shapes"),
+        (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: mup needs parameter names that state shapes"),
         (m.window, f"model.window = {m.window} must be 0 with model.flax: your module chooses its mask"),
     )
     for axis, size in mesh.shape.items():

@@ -108,11 +108,11 @@ NUMBERED = {
 def choose_token_loss(
     settings: configs.Settings, model: models.Model, *, sparse: bool, layout: layouts.Layout
 ) -> Callable[..., Ratios]:
-    """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of target_BN and weight_BN.
+    """Return a function (params, x_BND, batch, layout) -> {metric: (sum, count)} of batches of target_BN and weight_BN.
 
-    The cross-entropy never stores the logits of all tokens (loss.in_chunks), but any other loss, and train.metrics,
-    receive them. sparse: True if few tokens have a target. Raises UserError if train.loss or train.metrics needs all
-    logits, and devices share the vocabulary.
+    The metrics are "loss", "accuracy" and those of train.metrics. The cross-entropy never stores the logits of all
+    tokens (loss.in_chunks), but any other loss, and train.metrics, receive them. sparse: True if few tokens have a
+    target. Raises UserError if train.loss or train.metrics needs all logits, and devices share the vocabulary.
     """
     if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics:
         loss_of_head = functools.partial(model.loss, sparse=sparse)
@@ -136,10 +136,11 @@ def choose_token_loss(
 def choose_class_loss(
     settings: configs.Settings, model: models.Model, predict: Callable | None = None
 ) -> Callable[..., Ratios]:
-    """Return a function (params, x_BND, batch, layout) -> {"loss", "accuracy"} for batches of label_B and weight_B.
+    """Return a function (params, x_BND, batch, layout) -> {metric: (sum, count)} for batches of label_B and weight_B.
 
-    predict: (params, x_BND, batch, layout) -> logits_BC; None: the logits of the model's head. If the images are mixed
-    (mixup, cutmix), the loss of other_label_B has the weight other_share_B, and that of label_B 1 - other_share_B.
+    The metrics are "loss", "accuracy" and those of train.metrics. predict: (params, x_BND, batch, layout) -> logits_BC;
+    None: the logits of the model's head. If the images are mixed (mixup, cutmix), the metrics of other_label_B have the
+    weight other_share_B, and those of label_B 1 - other_share_B.
     """
     measure = choose_loss(settings)
 

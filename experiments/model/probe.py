@@ -71,7 +71,7 @@ def add_head_scores(task: train_step.Task, look: Callable[[Any, dict], dict], *,
 def choose_heads(rows: list[dict]) -> dict[str, str]:
     """Return {metric: label for a figure} of the best head for each score in HEADS, at the end of a log.
 
-    rows: those of metrics.jsonl; the last one that has scores of heads decides.
+    rows: those of metrics.jsonl; the last one that has scores of heads decides. If none has, the result is {}.
     """
     last = next((row for row in reversed(rows) if any(name.startswith("heads/") for name in row)), {})
     labels = {}

@@ -18,7 +18,8 @@ def make_splits(
     """Return the fields `train`, `evaluation`, `tokens_per_example` and `tuning` of a Task.
 
     train, evaluation: the examples of both parts of the data. tokens: number of tokens in an example. stride: training
-    examples do not overlap if their indices differ by this much (windows of N tokens: N).
+    examples do not overlap if their indices differ by this much (windows of N tokens: N). The field tuning is a
+    function without arguments. It returns the other fields for two parts of the training examples.
     """
 
     def make_batches(train: Examples, evaluation: Examples) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def _ignore_layout(function: Callable) -> Callable:
 def split(setting: str, text: str) -> tuple[str, str]:
     """Return the name of a variant and its numbers: ('rotary', '10000') for both 'rotary' and 'rotary:10000'.
 
-    A user's variant my_file:my_norm has no numbers: its colon belongs to the name.
+    setting: its field of `model`, such as relative_position. Another name, such as a user's my_file:my_norm, is
+    returned whole, with the default numbers of the setting, or '' if the setting has none.
     """
     name, colon, numbers = text.partition(":")
     if name not in NUMBERED.get(setting, ()):

@@ -102,7 +102,10 @@ BERT = families.Family(
 
 
 def read_roberta(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings with `unread`, the number of unused first rows of positions, and with N without them."""
+    """Return the settings with `unread`, the number of unused first rows of positions, and with N without them.
+
+    Raises UserError if all rows would be unused.
+    """
     N, unread = settings["N"], int(config.get("pad_token_id", 1)) + 1
     families.require(N > unread, "max_position_embeddings", N, f"more than {unread}, after pad_token_id")
     return settings | {"unread": unread, "N": N - unread}

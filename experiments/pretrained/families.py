@@ -58,8 +58,8 @@ def name_layer(layer: str, names: str) -> dict[str, str]:
 class Head(NamedTuple):
     """A head: the end of the name of transformers' class, our name of the head, and its tensors (as in Family.table).
 
-    output: text.head or image.head. Of next-token and masked-token heads, only the activation of the layer before the
-    output: "" without such a layer, "mlp" for that of the model's MLP.
+    output: the value of text.head or image.head. Next-token and masked-token heads give only the activation of the
+    layer before the output: "" if there is no such layer, "mlp" for the activation of the model's MLP.
     """
 
     suffix: str
@@ -146,7 +146,7 @@ def require(valid: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def number(config: HfConfig, name: str, default: float) -> float:
-    """Return the field as a finite number >= 0. Raises UserError for other values."""
+    """Return the field as a finite number >= 0 (`default` if missing or null). Raises UserError for other values."""
     value = default if config.get(name) is None else config[name]
     require(type(value) in (int, float) and 0 <= value < float("inf"), name, value, "a number from 0 on")
     return float(value)

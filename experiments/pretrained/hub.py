@@ -98,7 +98,10 @@ def find_head(family: families.Family, hf_config: families.HfConfig, arrays: ten
 def outline(
     name: str, kind: str, settings: families.Settings, path: pathlib.Path
 ) -> tuple[trained.Trained, list[tensors.Line]]:
-    """Return the model of these settings with abstract parameters, and the lines of its tensors. name: the family."""
+    """Return the model of these settings with abstract parameters, and the lines of its tensors.
+
+    name: the family. kind, path: fields of Trained.
+    """
     family = FAMILIES[name]
     facts = {key: value for key, value in settings.items() if key not in families.MODEL}
     facts["output"] = families.name_output(family, kind, settings)

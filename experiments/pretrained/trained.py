@@ -73,7 +73,7 @@ def read_fields(model: "Trained") -> types.SimpleNamespace:
 def make_network(model: "Trained", **options: Any) -> models.Model:
     """Return the model's functions (tfm/models.py). options: replace facts of the model, such as Y and X of images.
 
-    Raises UserError if the model is of an experiment that is not built in.
+    Raises UserError if the model is of an experiment that is not built in, or if its settings and facts do not fit.
     """
     if model.kind not in DOES:
         raise errors.UserError(f"the model in {model.path} {explain_kind(model.kind)}")
@@ -251,7 +251,7 @@ def is_regression(model: "Trained") -> bool:
 
 
 def check_kind(model: "Trained", *kinds: str, needs_head: bool = True) -> None:
-    """Raise UserError unless the model has one of these kinds and, if needs_head, a head."""
+    """Raise UserError unless the model has one of these kinds (keys of DOES) and, if needs_head, a head."""
     if model.kind in kinds and not (needs_head and model.facts.get("headless")):
         return
     does = "has no head" if model.kind in kinds else DOES.get(model.kind) or explain_kind(model.kind)

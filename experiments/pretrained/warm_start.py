@@ -223,10 +223,11 @@ def _tokenizers_differ(files: Mapping[str, bytes], tokenizer: pathlib.Path | Non
 
 
 def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
-    """Return the table of learned positions, resized to N rows; None if the rule is grid, and one table is no grid.
+    """Return the learned positions P_ND resized to N rows; None if the rule is grid and either table is no grid.
 
     rule = cut: the first N rows. linear: linear interpolation from the first row to the last. grid: a square grid of
     patches in reading order is interpolated bilinearly between their centres; a class token before it does not change.
+    For cut, P_ND must have N rows or more. For grid, both tables have a class token, or neither has.
     """
     old, D = P_ND.shape
     if rule == "cut":

@@ -124,7 +124,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float,
 
 
 def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> dict[str, Curve]:
-    """Return arm -> curve(run) for each of its runs, at the steps that all its runs have; no arms without values."""
+    """Return arm -> (step_I, value_RI): curve(run) of its R runs at the steps that all have; no arms without values."""
     stacked = {arm: study_runs.stack([curve(run) for run in arm_runs]) for arm, arm_runs in runs.items()}
     return {arm: pair for arm, pair in stacked.items() if pair[1].size}
 

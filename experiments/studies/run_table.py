@@ -115,9 +115,11 @@ def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
 
 @functools.cache
 def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool) -> str:
-    """Return the column of the metric ("": the only one). Raises UserError if it, or the column of the arm, is missing.
+    """Return the name of the metric's column; for a wide table, with a column for each arm, return `metric`.
 
-    columns: (name in the table, result of `name_columns`). A wide table instead needs `metric` and a column seed.
+    columns: (name in the table, result of `name_columns`). metric: "" for the only column of unknown meaning. Raises
+    UserError if the metric, or the column arm, is missing. A wide table instead needs `metric`, a column seed and no
+    column arm.
     """
     names, known = [name for name, column in columns if column not in COLUMNS], {column for _, column in columns}
     choices, metric = known - {"arm", "seed", "condition", "state", ""}, dict(columns).get(metric, metric)

@@ -341,7 +341,8 @@ def describe_reporting(conditions: Sequence[statistics.Condition], rates: str) -
 def describe_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
     """Return lines on the smallest difference that the seeds can show, in SDs of the paired difference.
 
-    If the conditions have runs (those of an earlier study in `folder`), return it also in units of the metric.
+    If the conditions have runs (those of an earlier study in `folder`), a line gives this difference also in units of
+    the metric. With one arm or too few seeds there is no such difference, and the text says so.
     """
     n, m = len(study.seeds), max(condition.together for condition in conditions)
     if not m:

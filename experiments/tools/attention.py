@@ -45,9 +45,9 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the table of the heads of `prompt`, or of the image `file`.
+    """Print and return a table of the mean weights and entropy of each head on `prompt`, or on the image `file`.
 
-    output: the page to write, if any. workdir: a folder, which gets the table as attention.txt.
+    output: the HTML page to write, if any. workdir: a folder, which gets the table as attention.txt.
     """
     out, page = commands.output(workdir, "attention.txt"), commands.new_file(output, "--output", ".html")
     model = commands.load(checkpoint, trust, device)
@@ -113,7 +113,7 @@ def tabulate(scores: dict[str, np.ndarray]) -> tables.Table:
 def render(title: str, A_MHNN: np.ndarray, names: list[str], scores: dict[str, np.ndarray]) -> str:
     """Return the HTML of the page. A weight is a byte, in units of the largest weight / LEVELS; negative ones become 0.
 
-    names: of the tokens. scores: the result of `measure`.
+    names: of the tokens. scores: {name: (M, H)}, the result of `measure`.
     """
     M, H, N, _ = A_MHNN.shape
     unit = max(float(A_MHNN.max()), 1e-9) / LEVELS

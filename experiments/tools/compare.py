@@ -134,7 +134,7 @@ def read_csv(file: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def stack(runs: Sequence[Run], metric: str) -> dict[str, study_figures.Curve]:
-    """Return label -> steps (I) and values (1, I) of the runs that have finite values of the metric."""
+    """Return label -> steps (I) and finite values (1, I) of the metric, without runs that have no such value."""
     curves = {run.label: plots.read_points(run.rows, metric)[0] for run in runs}
     return {label: (step_I, value_I[None]) for label, (step_I, value_I) in curves.items() if len(step_I)}
 

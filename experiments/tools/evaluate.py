@@ -42,7 +42,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> dict[str, float]:
-    """Print and return the measures of the text, by name."""
+    """Print and return how well the model predicts the text `file`: {"nats_per_token": ..., "accuracy": ..., ...}."""
     configs.at_least(0, {"stride": stride})
     commands.require("--file=test.txt", file)
     files = commands.check_files(workdir, "evaluation.txt", output)

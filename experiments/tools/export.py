@@ -92,9 +92,10 @@ def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -
 
 
 def write_adapters(model: trained.Trained, lines: Any, folder: pathlib.Path) -> list[str]:
-    """Write the run's adapters for the peft library, if the family supports them. Return the names of the files.
+    """Write the run's adapters for the peft library. Return the names of the files.
 
-    lines: the result of hub.list_lines, by which the weights were written.
+    If the family's tensors do not allow it, print why, and return []. lines: the result of hub.list_lines, by which the
+    weights were written.
     """
     settings = records.read_config(model.path)["config"]
     target = disk.folder(folder, "adapters")

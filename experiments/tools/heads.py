@@ -99,7 +99,7 @@ def run(
 def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> tuple[Columns, str]:
     """Return the columns of a model of texts, on random token ids that are repeated once, and a line about them."""
     N = model.facts["N"]
-    errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a text that repeats needs at least 4"))
+    errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a repeated text needs at least 4. Use another model"))
     tokens = tokens or min(TOKENS, N // 2 * 2)
     rule = f"Choose an even number from 4 to {N}, the tokens that the model reads"
     errors.refuse((not 4 <= tokens <= N or tokens % 2, f"--tokens = {tokens} is wrong. {rule}"))

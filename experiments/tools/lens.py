@@ -105,9 +105,10 @@ def read(run: inside.Run, right_N: np.ndarray, *, jacobian: bool) -> Reading:
 
 
 def tabulate(reading: Reading, top_MNR: np.ndarray, names: list[str], right_N: np.ndarray) -> tables.Table:
-    """Return a row for each layer: means over positions with a right token, and the top tokens at one position.
+    """Return a row for each layer: the mean rank and probability of the right tokens, and the top tokens at a position.
 
-    The position is the last one without a right token, or else the last one.
+    The means are over positions whose right token is known (right_N). The position of the top tokens is the last one
+    whose right token is not known, or else the last one.
     """
     known_N = right_N != UNKNOWN
     n = len(names) - 1 if known_N.all() else int(np.flatnonzero(~known_N)[-1])

@@ -35,7 +35,10 @@ def run(
 
 
 def tabulate(layers: dict[str, symmetry.Layer]) -> tables.Table:
-    """Return a row for each layer and one with the medians over layers, separately for an encoder and a decoder."""
+    """Return a table with a row for each layer, and one with the medians over layers, for each part of the model.
+
+    layers: "encoder/" and "decoder/", or only "" -> the measures of the layers of this part.
+    """
     rows = []
     for part, layer in layers.items():
         heads = [statistic(layer.symmetry_H, axis=1) for statistic in (jnp.nanmean, jnp.nanmedian)]

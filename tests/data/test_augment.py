@@ -69,8 +69,17 @@ def transform_slowly(image, percent, rng):
         yield ndimage.affine_transform(image[b].astype(float), matrix, offset, order=1, mode="grid-constant"), 0
 
 
+def bend_slowly(image, sd, rng):
+    grid_2YX = np.meshgrid(np.linspace(0, 2, Y), np.linspace(0, 2, X), indexing="ij")
+    for b, d_233 in enumerate(rng.normal(0, sd, (B, 2, 3, 3))):
+        source_2YX = np.indices((Y, X)) + [ndimage.map_coordinates(d_33, grid_2YX, order=1) for d_33 in d_233]
+        channels = (image[b, ..., z].astype(float) for z in range(2))
+        new = [ndimage.map_coordinates(x_YX, source_2YX, order=1, mode="grid-constant") for x_YX in channels]
+        yield np.stack(new, axis=-1), 0
+
+
 SLOW = {"shift": shift_slowly, "flip": flip_slowly, "crop": crop_slowly, "mixup": mix_slowly, "cutmix": paste_slowly}
-SLOW |= {"affine": transform_slowly}
+SLOW |= {"affine": transform_slowly, "elastic": bend_slowly}
 AMOUNTS = {
     "shift": st.floats(0.01, 2.9),
     "flip": st.floats(0.01, 1),
@@ -78,6 +87,7 @@ AMOUNTS = {
     "mixup": st.floats(0.1, 5),
     "cutmix": st.floats(0.1, 5),
     "affine": st.floats(0.1, 99),
+    "elastic": st.floats(0.1, 2.9),
 }
 
 
@@ -112,7 +122,7 @@ def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     assert np.array_equal(first, equal) and not np.array_equal(first, different)
 
 
-DEFAULTS = {"shift": 1, "flip": 0.5, "mixup": 0.2, "cutmix": 1, "affine": 15}
+DEFAULTS = {"shift": 1, "flip": 0.5, "mixup": 0.2, "cutmix": 1, "affine": 15, "elastic": 0.5}
 
 
 @pytest.mark.parametrize(("name", "amount"), DEFAULTS.items())
@@ -135,6 +145,7 @@ def test_a_change_without_an_amount_has_its_default(name, amount):
         (["mixup", "cutmix:0.5"], ["mixup", "cutmix:0.5"]),
         (["flop"], ["flop", '"flip"', "shift, flip, crop, mixup, cutmix"]),
         *(([name], [f"'{name}'"]) for name in ("flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0", "affine:100")),
+        (["elastic:3"], ["'elastic:3'", "above 0 and less than a side"]),
         (["flip:often"], ["'flip:often'"]),
         (["no_such_file:blur"], ["no_such_file:blur"]),
         (["test_augment:Y"], ["test_augment:Y", "function"]),

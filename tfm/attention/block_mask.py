@@ -62,7 +62,10 @@ class Rules:
         return real_NS if allowed is None else allowed & real_NS
 
     def needs(self, query: dict, key: dict) -> jax.Array:
-        """Return need_IJ: EMPTY, PARTIAL or FULL for every block of queries and every block of keys."""
+        """Return need_IJ: EMPTY, PARTIAL or FULL for every block of queries and every block of keys.
+
+        query, key: all blocks, with the first axes I and J. FULL: the mask allows all weights of the pair of blocks.
+        """
 
         def need(query: dict, key: dict) -> jax.Array:
             allowed = self.allowed(query, key)

@@ -107,7 +107,7 @@ def attention(
     weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
     dtype: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A, in float32 (float64 for float64).
+    """Return y_n = sum_s A_{n,s} v_s (E3) in v's dtype, and the weights A in float32 (float64 for float64).
 
     mask, bias: functions of positions (mask.py). The bias is added to the scaled and capped logits.
     n: positions of the queries, (N,) or (B, N); None: the last N of the keys' positions 0 ... S-1.
@@ -152,7 +152,10 @@ def cut_chunks(mask, N: int, S: int, *, tables: int) -> list[Chunk] | None:
 def attend_chunks(
     q_BHNK, k_BHSK, v_BHSV, *, chunks: list[Chunk], mask, scale, cap=0.0, bias=None
 ) -> tuple[jax.Array, None]:
-    """Return y_n = sum_s A_{n,s} v_s (E3), chunk by chunk, and None. Other arguments: see `attention`."""
+    """Return y_n = sum_s A_{n,s} v_s (E3), chunk by chunk, and None in place of the weights A.
+
+    chunks: the result of `cut_chunks`. Other arguments: see `attention`.
+    """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     n, s_S, size, averages = jnp.arange(S - N, S), jnp.arange(S), 0, []
     for rows, span in chunks:

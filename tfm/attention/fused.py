@@ -84,7 +84,8 @@ def needs_array(mask: masks.Mask, N: int, S: int, n: jax.Array | None = None) ->
 def make_options(mask, n, zero_B, *, H: int, N: int, S: int) -> tuple[dict, jax.Array | None]:
     """Return the arguments of jax.nn.dot_product_attention for a mask, and has_keys_BHN1.
 
-    has_keys_BHN1: whether a query has an allowed key; None if every query has one. zero_B: zeros, which vary over the
+    has_keys_BHN1: whether a query has an allowed key. None if every query has one because there is no padding and the
+    kernel computes the mask. n: positions of the queries; None: the last N of S. zero_B: zeros, which vary over the
     rows of jax.vmap as the queries do.
     """
     mask = masks.as_mask(mask)

@@ -149,7 +149,10 @@ def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None)
     if not (is_changed or name in call.look or call.cache is not None):
         return functools.partial(spec.attend, axis=axis) if axis else spec.attend
     if axis:
-        raise ValueError(f"the weights {name} need all keys of a query, but devices share the tokens of a sequence.")
+        raise ValueError(
+            f"the weights {name} need all keys of a query, but devices share the tokens of a sequence. "
+            "Use a layout with sequence = None"
+        )
     if not is_changed:
         return explicit.attention
 

@@ -33,15 +33,19 @@ def none(n: jax.Array, K: int, base: float) -> Angles:
 
 
 def linear(n: jax.Array, K: int, base: float, factor: float) -> Angles:
-    """Return the angles (n / factor) base^(-2i/K): interpolated positions (Chen et al. 2023, equation 4)."""
+    """Return the angles (n / factor) base^(-2i/K) of interpolated positions (Chen et al. 2023, equation 4), and 1.
+
+    1 is the factor on the norms of queries and keys.
+    """
     return _angles(n, _frequencies(K, base) / factor)
 
 
 def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angles:
-    """Return the angles n (base s^(K/(K-2)))^(-2i/K), s = max(1, factor (n+1)/N - factor + 1).
+    """Return the angles n (base s^(K/(K-2)))^(-2i/K), and 1. s = max(1, factor (n+1)/N - factor + 1).
 
-    The base grows with the length of the text beyond N tokens ("Dynamic NTK", Peng et al. 2023, section 3.3). Here the
-    length at position n is n + 1, so the angle does not depend on later tokens, and a KV cache gives the same result.
+    1 is the factor on the norms of queries and keys. N: tokens of a text in training. For longer texts the base grows
+    with the number of tokens ("Dynamic NTK", Peng et al. 2023, section 3.3). Here that number is n + 1 at position n,
+    so the angle does not depend on later tokens, and a KV cache gives the same result.
     """
     s = jnp.maximum(1, factor * (jnp.asarray(n, float) + 1) / N - (factor - 1))
     angle, length = none(n, K, base)
@@ -49,9 +53,9 @@ def dynamic(n: jax.Array, K: int, base: float, factor: float, N: float) -> Angle
 
 
 def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: float, N: float) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and length 1. theta_i = base^(-2i/K).
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and 1. theta_i = base^(-2i/K).
 
-    (Code of Llama 3.1.)
+    (Code of Llama 3.1.) 1 is the factor on the norms of queries and keys. N: tokens of a text in training.
 
     r_i = clip((turns_i - low) / (high - low), 0, 1), turns_i = N theta_i / (2 pi). The angles of pairs with at least
     `high` turns do not change. The angles of pairs with at most `low` turns are divided by `factor`.

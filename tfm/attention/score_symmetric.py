@@ -90,7 +90,10 @@ def _round(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . P u_s, with a learned P: D K + K^2 parameters per head, not symmetric (Courtois et al. 2024)."""
+    """Return q and k of l_{n,s} = u_n . P u_s, with u = U x + b and a learned P: not symmetric (Courtois et al. 2024).
+
+    D K + K^2 parameters per head.
+    """
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
     return q_BHNK, jnp.matmul(u_BHSK, params["P_HKK"].swapaxes(-1, -2))
 

@@ -91,7 +91,7 @@ def begin(start: Start, *prompts: jax.Array, steps: int, stop: Stop = None, **op
 def read_prompts(
     start: Start, prompt_BN: jax.Array, length_B: jax.Array, *, steps: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-    """Return w_B(N+steps), the prompts followed by id 0; length_B; and the logits_BW and the cache of `start`.
+    """Return w_B(N+steps), the prompts followed by id 0; length_B; and the logits_BW and cache that `start` returns.
 
     Raises ValueError if steps is negative, length_B is not (B,), or a length known during tracing is not in 1 ... N.
     """
