@@ -29,7 +29,7 @@ def _project_both(x_BND: jax.Array, x_BSD: jax.Array, U_HKD: jax.Array, b_HK: ja
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . sqrt(K) u_s / |u_s|: all keys have length sqrt(K) (Kitaev et al. 2020).
+    """Return q = u_n = U x_n and k = sqrt(K) u_s / |u_s|: all keys have length sqrt(K) (Kitaev et al. 2020).
 
     D K parameters per head. The logits are not symmetric, because only the keys are normalised. The paper's keys of
     length 1 would make logits sqrt(K) times smaller than in the other scores. A zero u_s gives a zero key, with zero
@@ -44,25 +44,29 @@ def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def tied_wide(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . u_s (E5) with Q = 2 K features: 2 D K parameters per head, as many as `asymmetric` has."""
+    """Return q = U x_n and k = U x_s as `tied` (E5), with Q = 2 K features of each.
+
+    2 D K parameters per head, as many as `asymmetric` has.
+    """
     return _project_both(x_BND, x_BSD, params["U_HQD"], params.get("b_HQ"))
 
 
 def tied_signed(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . (sigma * u_s), with a learned sigma: symmetric, but not positive semi-definite as U^T U is.
+    """Return q = sigma * u_n and k = u_s, with u = U x and a learned vector sigma that may be negative.
 
-    D K + K parameters per head. Not from a paper: comparisons with `tied` and `asymmetric` separate the cost of
-    symmetry from the cost of definiteness.
+    Logits q . k are symmetric, but U^T diag(sigma) U need not be positive semi-definite, as U^T U is. D K + K
+    parameters per head. Not from a paper: comparisons with `tied` and `asymmetric` separate the cost of symmetry from
+    the cost of definiteness.
     """
     q_BHNK, k_BHSK = tied(params, x_BND, x_BSD)
     return params["sigma_HK"][:, None] * q_BHNK, k_BHSK
 
 
 def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): D K parameters per head, symmetric, with maximum l_{n,n} = 0.
+    """Return q and k with q . k = l_{n,s} = -|U x_n - U x_s|^2 (Kim et al. 2021): symmetric, with maximum l_{n,n} = 0.
 
-    With w = sqrt(2) U x and a = |w|^2 / 2, the logit is w_n . w_s - a_n - a_s. This is a product of K + 4 features,
-    because each a is the sum of two numbers (`_with_square`).
+    D K parameters per head. With w = sqrt(2) U x and a = |w|^2 / 2, the logit is w_n . w_s - a_n - a_s. This is a
+    product of K + 4 features, because each a is the sum of two numbers (`_with_square`).
     """
     sides = [_with_square(x, params["U_HKD"]) for x in ((x_BND,) if x_BSD is x_BND else (x_BND, x_BSD))]
     (wq_BHNK, aq_BHN2), (wk_BHSK, ak_BHS2) = sides[0], sides[-1]
@@ -99,7 +103,10 @@ def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 
 def pairwise_sym(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = u_n . (P + P^T)/2 u_s: D K + K^2 parameters per head, symmetric, indefinite (Courtois et al. 2024)."""
+    """Return q and k of l_{n,s} = u_n . (P + P^T)/2 u_s, with u = U x + b: symmetric (Courtois et al. 2024).
+
+    D K + K^2 parameters per head. Unlike the form of `tied`, this one may be indefinite.
+    """
     return pairwise(symmetric(params), x_BND, x_BSD)
 
 
@@ -109,11 +116,11 @@ def symmetric(params: dict) -> dict:
 
 
 def sym_plus_skew(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, r: int) -> Pair:
-    """l_{n,s} = u_n . u_s + sum_j (a_nj b_sj - b_nj a_sj): a symmetric form plus a skew form of rank r (even).
+    """Return q and k of l_{n,s} = u_n . u_s + sum_j (a_nj b_sj - b_nj a_sj): a symmetric form plus a skew form.
 
-    (K + r) D parameters per head: U_HQD has the K rows of u and then the rows of a_1, b_1, a_2, b_2, ... to r. Without
-    rotary positions, and as long as its rows are independent, the skew part of the bilinear form has exactly rank r.
-    r = 0 is `tied`. (Jamil and Kapadia 2026 measure that the skew part of trained heads has a low rank.)
+    (K + r) D parameters per head: U_HQD has the K rows of u and then the r rows of a_1, b_1, a_2, b_2, ... (r is even).
+    Without rotary positions, and as long as its rows are independent, the skew part of the bilinear form has exactly
+    rank r. r = 0 is `tied`. (Jamil and Kapadia 2026 measure that the skew part of trained heads has a low rank.)
     """
     Uq_HQD, Uk_HQD = skew_factors(params, r=r)
     b_HQ = params.get("b_HQ")
@@ -134,7 +141,7 @@ def _turn(U_HQD: jax.Array, r: int) -> jax.Array:
 
 
 def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
-    """l_{n,s} = x_n^(h) . (U_k x_s + b_k) with the features hK ... (h+1)K-1 of x as x^(h) (Karbevski 2025).
+    """Return q = x_n^(h) and k = U_k x_s + b_k, with the features hK ... (h+1)K-1 of x as x^(h) (Karbevski 2025).
 
     D K parameters per head, or per group.
     """
