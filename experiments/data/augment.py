@@ -1,13 +1,17 @@
 """Augment training images at random: move, mirror or crop them, or mix them with another image of the batch.
 
 image.augment names the changes in their order, such as ["flip", "crop:4", "cutmix"], with the amount after a colon.
-Each function here takes image_BYXZ, the amount and a generator. It returns the new images and `share_B`: the share of
-each new image, and of its label, that comes from another image x'. This is the previous image in the batch, and for the
-first image the last one. `share_B` is None if the function mixes no images. The user's function, my_file:my_augment,
-is (image_BYXZ, rng) -> image_BYXZ.
+Each function here takes image_BYXZ, the amount and a generator.
+
+`shift`, `affine` and `elastic` return a displacement d_B2YX. If they follow one another, their displacements are added
+and the images are moved once: each interpolation blurs. The other functions return the new images and `share_B`: the
+share of each new image, and of its label, that comes from another image x'. This is the previous image in the batch,
+and for the first image the last one. `share_B` is None if the function mixes no images. The user's function,
+my_file:my_augment, is (image_BYXZ, rng) -> image_BYXZ.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,32 +22,6 @@ from experiments.config import by_name, errors
 
 Result = tuple[np.ndarray, np.ndarray | None]  # image_BYXZ; share_B, None if images are not mixed
 KEY = "image.augment"
-
-
-def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Result:
-    """Move by a uniform offset in [-most, most]^2 pixels, with linear interpolation between pixels.
-
-    Fractions of a pixel suit the digits, which fill their 8 rows: a shift by a whole pixel would cut off a row. The
-    uncovered border has raw pixel value 0.
-    """
-    down_B, right_B = rng.uniform(-most, most, (2, len(image_BYXZ)))
-    moved_YBXZ = move(image_BYXZ.swapaxes(0, 1), down_B)
-    return move(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3), None
-
-
-def move(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """Return y[l, b] = (1 - part) x[l - n, b] + part x[l - n - 1, b], where offset_b = n + part. Outside, x is 0."""
-    L, B = x_LB.shape[:2]
-    n_B = np.floor(offset_B).astype(int)
-    part_B = (offset_B - n_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
-    from_LB = np.arange(L)[:, None] - n_B
-
-    def take(from_LB: np.ndarray) -> np.ndarray:
-        inside_LB = (from_LB >= 0) & (from_LB < L)
-        x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
-        return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
-
-    return (1 - part_B) * take(from_LB) + part_B * take(from_LB - 1)
 
 
 def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Result:
@@ -61,48 +39,53 @@ def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Res
     return windows[np.arange(B), down_B, right_B].transpose(0, 2, 3, 1), None
 
 
-def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> Result:
-    """Rotate, scale and shear: take pixel p from c + (I + E)(p - c), with the centre c and linear interpolation.
+def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> np.ndarray:
+    """Return d_B211 of a shift: each image moves by a uniform offset in [-most, most]^2 pixels, and d = -offset.
 
-    The four entries of E are uniform in [-percent/100, percent/100]. Outside the image the raw pixel value is 0.
+    Fractions of a pixel suit the digits, which fill their 8 rows: a shift by a whole pixel would cut off a row.
+    """
+    return -rng.uniform(-most, most, (2, len(image_BYXZ))).T[..., None, None]
+
+
+def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> np.ndarray:
+    """Return d_B2YX of a random rotation, scale and shear: d(p) = E (p - c), with the centre c of the image.
+
+    The four entries of E are uniform in [-percent/100, percent/100].
     """
     B, Y, X, _ = image_BYXZ.shape
-    matrix_B22 = np.eye(2) + percent / 100 * rng.uniform(-1, 1, (B, 2, 2))
-    centre_211 = np.array([(Y - 1) / 2, (X - 1) / 2])[:, None, None]
-    source_B2YX = np.einsum("bij,jyx->biyx", matrix_B22, np.indices((Y, X)) - centre_211) + centre_211
-    return sample(image_BYXZ, source_B2YX), None
+    E_B22 = percent / 100 * rng.uniform(-1, 1, (B, 2, 2))
+    return np.einsum("bij,jyx->biyx", E_B22, np.indices((Y, X)) - np.array([(Y - 1) / 2, (X - 1) / 2])[:, None, None])
 
 
-def elastic(image_BYXZ: np.ndarray, sd: float, rng: np.random.Generator) -> Result:
-    """Bend smoothly: take pixel p from p + d(p), with linear interpolation (as in Simard et al. 2003, section 2).
+def elastic(image_BYXZ: np.ndarray, sd: float, rng: np.random.Generator) -> np.ndarray:
+    """Return d_B2YX of a smooth random bend (as in Simard et al. 2003, section 2).
 
     At 3 x 3 points spread over the image, both coordinates of d are drawn from N(0, sd^2), in pixels. Between these
-    points d is linear in each coordinate. Outside the image the raw pixel value is 0.
+    points d is linear in each coordinate.
     """
     B, Y, X, _ = image_BYXZ.shape
     d_B233 = rng.normal(0, sd, (B, 2, 3, 3))
     weight_Y3, weight_X3 = (np.maximum(0, 1 - abs(np.linspace(0, 2, L)[:, None] - np.arange(3))) for L in (Y, X))
-    d_B2YX = np.einsum("yi,xj,bdij->bdyx", weight_Y3, weight_X3, d_B233)
-    return sample(image_BYXZ, np.indices((Y, X)) + d_B2YX), None
+    return np.einsum("yi,xj,bdij->bdyx", weight_Y3, weight_X3, d_B233)
 
 
-def sample(image_BYXZ: np.ndarray, source_B2YX: np.ndarray) -> np.ndarray:
-    """Return images whose pixel (y, x) is the old value at the point source_B2YX[:, :, y, x] = (row, column).
+def move(image_BYXZ: np.ndarray, d_B2YX: np.ndarray) -> np.ndarray:
+    """Return images whose pixel p has the old value at the point p + d(p), both as (row, column).
 
     Values between pixels are interpolated linearly in both directions. Outside the image the raw pixel value is 0.
     """
-    B, Y, X, _ = image_BYXZ.shape
-    padded = np.pad(image_BYXZ, [(0, 0), (1, 1), (1, 1), (0, 0)])  # pixel p is at p + 1
-    place_B2YX = np.clip(source_B2YX + 1, 0, np.array([Y + 1, X + 1])[:, None, None])
+    B, Y, X, Z = image_BYXZ.shape
+    padded_PZ = np.pad(image_BYXZ, [(0, 0), (1, 1), (1, 1), (0, 0)]).reshape(-1, Z)  # pixel p is at p + 1
+    place_B2YX = np.clip(np.indices((Y, X)) + d_B2YX + 1, 0, np.array([Y + 1, X + 1])[:, None, None])
     corner_B2YX = place_B2YX.astype(int).clip(max=np.array([Y, X])[:, None, None])
     part_2BYX1 = (place_B2YX - corner_B2YX).swapaxes(0, 1)[..., None].astype(np.float32)
-    (down_BYX, right_BYX), b_B11 = corner_B2YX.swapaxes(0, 1), np.arange(B)[:, None, None]
+    first_BYX = (np.arange(B)[:, None, None] * (Y + 2) + corner_B2YX[:, 0]) * (X + 2) + corner_B2YX[:, 1]
 
-    def mix(down_BYX: np.ndarray) -> np.ndarray:
-        left, right = padded[b_B11, down_BYX, right_BYX], padded[b_B11, down_BYX, right_BYX + 1]
+    def mix(left_BYX: np.ndarray) -> np.ndarray:
+        left, right = np.take(padded_PZ, left_BYX, axis=0), np.take(padded_PZ, left_BYX + 1, axis=0)
         return (1 - part_2BYX1[1]) * left + part_2BYX1[1] * right
 
-    return (1 - part_2BYX1[0]) * mix(down_BYX) + part_2BYX1[0] * mix(down_BYX + 1)
+    return (1 - part_2BYX1[0]) * mix(first_BYX) + part_2BYX1[0] * mix(first_BYX + X + 2)
 
 
 def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
@@ -135,23 +118,25 @@ class Kind(NamedTuple):
     """An augmentation: its function, default amount, and allowed amounts, as a text and as a test.
 
     is_allowed(amount, side): side is the shorter side of the images in pixels. mixes: whether it mixes two images.
+    moves: whether `change` returns the displacement d_B2YX for `move`, in place of new images and shares.
     """
 
-    change: Callable[[np.ndarray, float, np.random.Generator], Result]
+    change: Callable[[np.ndarray, float, np.random.Generator], Result | np.ndarray]
     default: float
     allowed: str
     is_allowed: Callable[[float, int], bool] = lambda amount, side: 0 < amount < math.inf
     mixes: bool = False
+    moves: bool = False
 
 
 KINDS = {
-    "shift": Kind(shift, 1, "above 0 and less than a side", lambda amount, side: 0 < amount < side),
+    "shift": Kind(shift, 1, "above 0 and less than a side", lambda amount, side: 0 < amount < side, moves=True),
     "flip": Kind(flip, 0.5, "above 0 and at most 1", lambda amount, side: 0 < amount <= 1),
     "crop": Kind(crop, 4, "an integer from 1, less than a side", lambda amount, side: amount in range(1, side)),
     "mixup": Kind(mixup, 0.2, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, "above 0", mixes=True),
-    "affine": Kind(affine, 15, "above 0 and below 100", lambda amount, side: 0 < amount < 100),
-    "elastic": Kind(elastic, 0.5, "above 0 and less than a side", lambda amount, side: 0 < amount < side),
+    "affine": Kind(affine, 15, "above 0 and below 100", lambda amount, side: 0 < amount < 100, moves=True),
+    "elastic": Kind(elastic, 0.5, "above 0 and less than a side", lambda amount, side: 0 < amount < side, moves=True),
 }
 
 
@@ -164,12 +149,17 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]
     errors.refuse((len(mixing) > 1, f"{KEY} mixes images by {' and by '.join(map(str, mixing))}. Keep one of them."))
+    groups = [(moves, list(group)) for moves, group in itertools.groupby(steps, lambda step: step[0].moves)]
 
     def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Result:
         share_B = None
-        for kind, amount in steps:
-            image_BYXZ, mixed_B = kind.change(image_BYXZ, amount, rng)
-            share_B = share_B if mixed_B is None else mixed_B
+        for moves, group in groups:
+            if moves:
+                image_BYXZ = move(image_BYXZ, sum(kind.change(image_BYXZ, amount, rng) for kind, amount in group))
+                continue
+            for kind, amount in group:
+                image_BYXZ, mixed_B = kind.change(image_BYXZ, amount, rng)
+                share_B = share_B if mixed_B is None else mixed_B
         return image_BYXZ, share_B
 
     return change

@@ -108,10 +108,10 @@ def test_a_batch_is_changed_like_single_images_in_a_loop(kind, data, seed):
 def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     image = pixels()
     fetch, n = make_examples(image, "flip", "cutmix", "shift:2", mean=4, std=2)
-    rng, expected, other_share_B = np.random.default_rng(0), image, None
-    for change, amount in ((augment.flip, 0.5), (augment.cutmix, 1.0), (augment.shift, 2.0)):
-        expected, share_B = change(expected, amount, rng)
-        other_share_B = other_share_B if share_B is None else share_B
+    rng = np.random.default_rng(0)
+    expected, _ = augment.flip(image, 0.5, rng)
+    expected, other_share_B = augment.cutmix(expected, 1.0, rng)
+    expected = augment.move(expected, augment.shift(expected, 2.0, rng))
     batch = fetch(INDEX_B, np.random.default_rng(0))
     np.testing.assert_array_equal(batch["image_BYXZ"], (expected - np.float32(4)) / np.float32(2))
     np.testing.assert_array_equal(batch["other_share_B"], other_share_B)
@@ -120,6 +120,16 @@ def test_changes_share_one_generator_in_their_order_and_evaluation_has_none():
     np.testing.assert_allclose(evaluation_batch["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
     first, equal, different = (batches.train(fetch, n=n, batch=8, seed=seed)[3]["image_BYXZ"] for seed in (1, 1, 2))
     assert np.array_equal(first, equal) and not np.array_equal(first, different)
+
+
+def test_displacements_that_follow_one_another_are_added_and_interpolated_once():
+    image = pixels()
+    fetch, _ = make_examples(image, "affine:20", "shift:2", "flip", "elastic:0.5")
+    rng = np.random.default_rng(0)
+    turned = augment.move(image, augment.affine(image, 20, rng) + augment.shift(image, 2, rng))
+    turned, _ = augment.flip(turned, 0.5, rng)
+    expected = augment.move(turned, augment.elastic(turned, 0.5, rng))
+    np.testing.assert_allclose(fetch(INDEX_B, np.random.default_rng(0))["image_BYXZ"], expected, rtol=1e-6)
 
 
 DEFAULTS = {"shift": 1, "flip": 0.5, "mixup": 0.2, "cutmix": 1, "affine": 15, "elastic": 0.5}
