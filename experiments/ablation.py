@@ -152,7 +152,7 @@ def train_study(settings: configs.Settings, session: programs.Session, folder: p
 
 
 def group(runs: list[studies.Run], session: programs.Session, *, tuning: bool = False) -> list[studies.Program]:
-    """Group the runs of a condition that differ only in seeds and studies.NUMBERS into programs.
+    """Group the runs of a condition that differ only in seeds and the settings studies.NUMBERS into programs.
 
     The devices along the mesh axis `seed` share the runs of a program. tuning: the runs choose settings for the arms,
     on splits of the training data.

@@ -26,7 +26,7 @@ SHOWN = 20  # number of captions in captions.txt
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images. The names of their classes are the captions."""
+    """Return {"image": {setting: (default, help)}}. The names of the images' classes are the captions."""
     return {"image": images.FIELDS}
 
 

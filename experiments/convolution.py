@@ -130,7 +130,10 @@ def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
 def figures(
     settings: configs.Settings, data: images.Images, kernel_HD: np.ndarray, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield the errors of the constructed layer and the learned kernel, then figures: loss, kernels, images."""
+    """Yield a dict of the errors of the constructed layer and the learned kernel, then paths of figures.
+
+    The figures show the loss, kernels and images.
+    """
     from experiments.figures import (
         convolution as convolution_figures,
         plots,

@@ -147,7 +147,10 @@ def prepare(
 
 
 def describe_head(settings: configs.Settings, W: int) -> list[str]:
-    """Return a line if the output matrix is the embedding: its rows have length 1, so logits begin with variance 1."""
+    """Return [a line about the first loss] if the output matrix is a new embedding (of W tokens), else [].
+
+    The rows of the embedding have length 1, so logits begin with variance 1.
+    """
     if settings.model.flax or settings.init_from or not settings.text.head.startswith("tied"):
         return []
     return [f"text.head = {settings.text.head}: the loss begins 0.3 to 1 nat above ln W = {np.log(W):.2f}"]
@@ -219,7 +222,8 @@ def causal_mask(t: configs.Settings) -> masks.Mask:
 def generate_sample(settings: configs.Settings, corpus: corpora.Corpus, model: models.Model, params: Any) -> str:
     """Return a text: a prompt, and how the model continues it.
 
-    The prompt is a new line. For the objective `prefix` it is the beginning of the held-out text.
+    The prompt is a newline, or the first held-out token if the vocabulary lacks the newline. For the objective
+    `prefix` it is the beginning of the held-out text.
     """
     t, length = settings.text, min(settings.text.N, SAMPLE)
     prefix = length // 2 if t.objective == "prefix" else 0

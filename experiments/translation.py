@@ -179,7 +179,7 @@ def score(translations: dict[str, list[str]], references: list[list[str]]) -> di
 def figures(
     settings: configs.Settings, corpus: Corpus, batch: int, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield the scores; then files: loss curves, cross-attention of one sentence if one fits, sample translations."""
+    """Yield a dict of scores, then paths: loss curves, cross-attention of a sentence if one fits, and translations."""
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     N, model = settings.pairs.N, work.model

@@ -25,7 +25,10 @@ Measure = Callable[[dict[str, Partial]], jax.Array]  # {name: edit} -> a number 
 
 
 def bind(apply: Callable, params: Any, inputs: Any) -> Run:
-    """Return `run`, as above, for these parameters and inputs. apply: of tfm.models, such as that of language_model."""
+    """Return run(edit={...}, look=(...)) -> (logits, {name: activation}) for these parameters and inputs.
+
+    apply: of tfm.models, such as that of language_model.
+    """
 
     def run(edit: dict | tuple[()] = (), look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
         result = apply(params, inputs, edit=edit, look=look)

@@ -41,7 +41,7 @@ def init(key: jax.Array, params: dict, *, rank: int, select: Callable[[str], boo
 
 
 def merge(params: dict, *, alpha: float, layout: layouts.Layout = layouts.ONE) -> dict:
-    """Return the tree of effective weights W', without adapters. layout: how devices share the weights."""
+    """Return the tree of weights W' = W + (alpha / r) B A, without adapters. layout: how devices share the weights."""
     adapters, specs = params[NODE], shapes.specs(params, layout.rules)
 
     def adapt(path: Any, W: jax.Array, spec: Any) -> jax.Array:

@@ -55,7 +55,7 @@ BASE = Growth()
 def grows(path: Any) -> tuple[bool, bool]:
     """Return (outputs, inputs): whether the outputs of the matrix at this path grow with the width, and its inputs.
 
-    Raises ValueError if the name has a letter that is neither in WIDTHS nor in CONSTANT.
+    Raises ValueError if a letter of the matrix's axes (shapes.letters) is neither in WIDTHS nor in CONSTANT.
     """
     letters = shapes.letters(path)
     if unknown := set(letters) - {*WIDTHS, *CONSTANT}:

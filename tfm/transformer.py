@@ -66,7 +66,7 @@ def init(
     tied_output: bool = False,
     **trunk: Any,
 ) -> dict:
-    """Return the parameter tree. trunk: further arguments of `init_trunk`; its N includes the class token.
+    """Return a transformer's parameters. trunk: further arguments of `init_trunk`; its N includes the class token.
 
     class_token: add a class token. embed_norm: add a norm after the embedding. tied_output: the head uses the embedding
     as its matrix.
@@ -206,7 +206,7 @@ def unstack(stacked: Any) -> list:
 
 
 def logits(params: dict, x_BND: jax.Array, spec: Spec, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """Return the head's logits of X^(M) (E24-E27), softly capped, in float32."""
+    """Return the head's logits or pixels (E24-E27), softly capped, in float32. x_BND: X^(M), as `hidden` returns it."""
     with jax.named_scope("head"):
         x_BND, head = output(params, x_BND, spec, layout)
         return spec.head.logits(head, x_BND, cap=spec.cap, layout=layout)

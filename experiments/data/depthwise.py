@@ -41,7 +41,7 @@ def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
 
 
 def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
-    """Return a `fetch` whose batches have the tokens x_BND, their convolution target_BND, and weight_BN = 1."""
+    """Return a `fetch` of the images' pixel columns x_BND, their convolution target_BND, and weight_BN = 1."""
 
     def fetch_columns(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         x_BND = columns(fetch(index_B, rng)["image_BYXZ"])

@@ -194,7 +194,7 @@ def lines(file: File) -> Iterator[str]:
 
 
 def decode(file: File, content: bytes, line: int = 1) -> str:
-    """Return bytes of a text in UTF-8, which begin in this line. Raises UserError for another encoding."""
+    """Return UTF-8 bytes of a file as text. line: the number of their first line. Raises UserError if not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

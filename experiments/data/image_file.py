@@ -204,7 +204,7 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
 def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """Return the file's image as image_1YXZ, processed and normalised as `form` says, and a line about it.
 
-    Black and white become the two numbers `values` of the form. Then image = (image - mean) / std.
+    Black and white become the two numbers form["values"]. Then image = (image - mean) / std.
     """
     with warnings.catch_warnings(action="ignore"):  # about a large size, and about damaged metadata
         with open_image(data_files.on_disk(path)) as image:

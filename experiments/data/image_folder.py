@@ -85,8 +85,9 @@ def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tupl
 
 
 def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
-    """Return ({part: image files of the folder}, (), lines about files left out). Labels of files give the classes.
+    """Return ({part: image files of the folder}, (), lines about files left out).
 
+    The () stands for names of classes, which the labels of the files give.
     Raises UserError if there is no image, and for a class that has only images of unsupported formats.
     """
     files = data_files.folder(path)

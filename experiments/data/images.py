@@ -88,7 +88,10 @@ def load(source: str, size: int = 0) -> Images:
 
 
 def read_arrays(source: str) -> image_folder.Splits | None:
-    """Return the images of a source of arrays; None if it has image files. Raises UserError for a missing source."""
+    """Return the images of a named set, or of .npz or IDX files; None for another folder and for hub:NAME.
+
+    Raises UserError if the source or a file of it is missing, or is not readable.
+    """
     path = pathlib.Path(os.path.expanduser(source))
     if source == "digits":
         return read_digits()

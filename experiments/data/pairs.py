@@ -102,8 +102,8 @@ def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
 def choose_files(files: Sequence[data_files.File]) -> list[data_files.File]:
     """Return the files with tab-separated pairs, or else the parallel files, joined by `join_translation`.
 
-    Files and folders whose names begin with _ are skipped. Raises UserError for parallel files in more than two
-    languages.
+    If there are neither, return []. Files and folders whose names begin with _ are skipped. Raises UserError for
+    parallel files in more than two languages.
     """
     files = [file for file in files if not any(step.startswith("_") for step in file.inside.parts)]
     if separated := [file for file in files if strip_gz(file.inside).suffix.lower() in ENDINGS]:

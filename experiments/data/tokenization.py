@@ -249,10 +249,10 @@ def decode_pieces(text: Iterable[bytes]) -> Iterator[str]:
 
 
 def documents(text: Iterable[bytes]) -> Iterator[Piece]:
-    """Yield the documents of a text that are not empty. Cut documents of more than LONGEST characters into pieces.
+    """Yield the nonempty documents between SEPARATORs. Cut documents of more than LONGEST characters into pieces.
 
-    A piece has at least PIECE characters and ends at the end of a line. If possible it ends after a letter or digit,
-    because no known byte-level tokenizer has a token that continues there.
+    A piece that is not its document's last has at least PIECE characters. If possible it ends at the end of a line,
+    after a letter or digit: no known byte-level tokenizer has a token that continues there.
     """
     rest, begins = "", True
     for characters in decode_pieces(text):

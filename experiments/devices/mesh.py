@@ -45,7 +45,7 @@ def processor() -> str:
 
 
 def shape(mesh: Mesh) -> str:
-    """Return the sizes of data and of the other axes with more than one device, as "data=4, tensor=2"."""
+    """Return the sizes of the axis data and of other axes with more than one device, as "data=4, tensor=2"."""
     return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
 
 

@@ -138,7 +138,7 @@ def curves(path: Path, rows: list[dict], labels: Mapping[str, str], *, title: st
 
 
 def read_points(rows: list[dict], key: str) -> tuple[np.ndarray, int]:
-    """Return the steps and finite values (2, I) of a metric, sorted by step, and the number of others, with None."""
+    """Return the steps and finite values (2, I) of a metric, sorted by step, and the number of other values."""
     points = {row["step"]: row[key] for row in rows if key in row}
     finite = sorted((step, value) for step, value in points.items() if value is not None and np.isfinite(value))
     return np.array(finite, float).reshape(-1, 2).T, len(points) - len(finite)

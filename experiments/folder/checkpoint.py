@@ -279,7 +279,7 @@ def _describe_leaves(tree: Any) -> dict[str, str]:
 
 
 def digest(params: Any) -> str:
-    """Return the SHA-256 over the names and bytes of all parameters, sorted by name."""
+    """Return the SHA-256, in hexadecimal, of the names and bytes of all parameters, sorted by name."""
     leaves, total = shapes.flat(params), hashlib.sha256()
     for name in sorted(leaves):
         total.update(name.encode())

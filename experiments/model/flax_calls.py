@@ -102,7 +102,7 @@ class NNX(_Calls):
         return specs
 
     def call(self, leaves: dict, inputs: jax.Array, key: jax.Array, options: dict, train: bool, axes: tuple) -> Called:
-        """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
+        """Call the module with the leaves {path: array}. axes: the mesh axes over which batch norms average."""
         module = self._make_module(train, key)
         nodes = _list_nodes(module)
         frozen = [node for node in nodes.values() if train and getattr(node, "use_running_average", None) is True]

@@ -165,7 +165,7 @@ def _predict(module: Module, params: dict, w_BN: jax.Array, n_B: jax.Array) -> j
 
 
 def choose_options(takes_valid: bool, inputs: Any, valid: jax.Array | None) -> dict[str, jax.Array]:
-    """Return {"valid": valid} if the module takes this argument, otherwise {}. None: all of `inputs` are valid."""
+    """Return {"valid": valid} if the module takes this argument, otherwise {}. valid = None: all `inputs` are valid."""
     valid = jnp.ones(inputs.shape, bool) if valid is None else valid
     return {VALID: valid} if takes_valid else {}
 
@@ -261,7 +261,10 @@ def choose_weights(cls: type, measures: Mapping[str, Any]) -> Mapping[str, float
 
 
 def split_measures(label: str, outputs: Any) -> tuple[jax.Array, variant.Measures]:
-    """Return the logits and the measures (variant.py) of a module's outputs. Raises UserError for another form."""
+    """Return (logits, measures) from a module's outputs, which are this pair or only logits (then measures = {}).
+
+    measures: {name: (sum, count)}. Raises UserError for outputs of another form.
+    """
     logits, measures = outputs if isinstance(outputs, tuple) and len(outputs) == 2 else (outputs, {})
     pairs = [*measures.values()] if isinstance(measures, dict) else [None]
     are_pairs = [isinstance(pair, tuple) and [*map(jnp.shape, pair)] == [(), ()] for pair in pairs]

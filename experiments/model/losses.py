@@ -30,8 +30,8 @@ METRICS = {"top5": Metric(loss.top5, "more"), CROSS_ENTROPY: Metric(loss.cross_e
 def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, jax.Array], Ratios]:
     """Return the function (logits, target, weight) -> {metric: (sum, count)} for train.loss and train.metrics.
 
-    The metrics are "loss", "accuracy" and those of train.metrics. Raises UserError if a loss or metric of the user's
-    fails, or does not return (sum, count).
+    The metrics are "loss", "accuracy" and those of train.metrics. Raises UserError if a name is unknown, or if a loss
+    or metric of the user's fails or does not return (sum, count).
     """
     name, metrics = settings.train.loss, choose_metrics(settings.train.metrics)
     if name.partition(":")[0] in NUMBERED:

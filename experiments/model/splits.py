@@ -59,7 +59,7 @@ def split_for_tuning(train: Examples, *, most: int, stride: int = 1) -> tuple[Ex
     trained_per_period, per_block = period - block - 2 * gap, -(-block // stride)
     periods = n // period if period else 0
     if min(trained_per_period, block) < 1:
-        raise errors.UserError(f"{n} training examples are too few for study.tune to use a part of them")
+        raise errors.UserError(f"{n} training examples are too few for study.tune to use a part of them. Add examples")
     n_tuning = min(per_block * periods, most)
 
     def fetch_train(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:

@@ -145,7 +145,7 @@ def choose_all(m: configs.Settings) -> dict[str, Any]:
 
 
 def is_users(m: configs.Settings, setting: str) -> bool:
-    """Return True if this setting names code of the user's."""
+    """Return True if the value of this setting in the section m names the user's code ("my_file:my_variant")."""
     return by_name.CODE.fullmatch(getattr(m, setting)) is not None
 
 

@@ -45,7 +45,7 @@ def name_heads(masked: str, classes: str, *, transform: str = "mlp", pooler: str
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return {"architectures": [transformers' class]} if the file has a head for the next sentence; otherwise {}."""
+    """Return {"architectures": [transformers' class]} if settings["aside"] has a next-sentence head; otherwise {}."""
     if not any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
         return {}
     suffix = "ForNextSentencePrediction" if settings["headless"] else "ForPreTraining"
@@ -112,7 +112,7 @@ def read_roberta(config: families.HfConfig, settings: families.Settings) -> fami
 
 
 def write_roberta(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json for positions. Raises UserError if a run's tokenizer has no padding id."""
+    """Return the fields pad_token_id and max_position_embeddings. Raises UserError if there is no padding id."""
     pad = settings.get("ids", {}).get("pad_token_id", settings.get("unread", 0) - 1)
     families.require(pad is not None and pad >= 0, "pad_token_id", pad, "the id of the tokenizer's padding token")
     return {"pad_token_id": pad, "max_position_embeddings": settings["N"] + pad + 1}

@@ -203,7 +203,10 @@ def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int
 
 
 def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np.ndarray:
-    """Return the probabilities of n inputs, or the outputs of a regression. fetch: index_B -> (inputs_B, valid_BN)."""
+    """Return the probabilities (n, C), or (n, N, C) for tokens, or the outputs (n, C) of a regression.
+
+    fetch: index_B -> (inputs_B, valid_BN or None). batch: inputs that are computed together.
+    """
     several = model.facts.get("problem_type") == "multi_label_classification"
     activation = np.asarray if is_regression(model) else jax.jit(jax.nn.sigmoid if several else jax.nn.softmax)
     compute = functools.partial(model.compute, jax.device_put(model.params), output="logits")
@@ -213,7 +216,10 @@ def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np
 def predict_texts(
     model: "Trained", texts: Sequence[str], batch: int = BATCH
 ) -> tuple[np.ndarray | list[np.ndarray], int]:
-    """Return the predictions for texts as `Trained.predict` does, and the number of truncated texts."""
+    """Return the predictions for texts, and the number of truncated texts. Raises UserError for other inputs.
+
+    They are p_BC, or p_TC of each text if the model classifies tokens (see `Trained.predict`).
+    """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise errors.UserError(f"the model in {model.path} {DOES[model.kind]}. Give a list of texts (str).")
     id_BN, valid_BN, truncated = labelled.encode(model.tokenizer, texts, N=model.facts["N"])

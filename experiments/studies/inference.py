@@ -110,7 +110,8 @@ def percentiles(value_X: np.ndarray) -> np.ndarray:
 def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sort I >= 3 values and find the largest gap between neighbours. Return the gap, its middle and a ratio.
 
-    The ratio is the gap / the pooled SD of the values on either side of it (I - 2 degrees of freedom).
+    The ratio is the gap / the pooled SD of the values on either side of it (I - 2 degrees of freedom). If that SD is 0,
+    the ratio is inf or nan.
     """
     value_XI = np.sort(np.asarray(value_XI, float), axis=-1)
     gap_XI = np.diff(value_XI, axis=-1)

@@ -62,7 +62,7 @@ class Analysis(NamedTuple):
 
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
-    """Load a study's config from config.json; no code of the config runs. Raises UserError if it is missing."""
+    """Load the config of a study, without running its code. Raises UserError if there is no config.json of a study."""
     missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
     errors.refuse(("study.arms" not in records.read_settings(folder), missing))
     with disk.reading(folder / records.CONFIG, TypeError, AttributeError):
@@ -171,7 +171,7 @@ def write_files(folder: pathlib.Path, study: studies.Study, analysis: Analysis, 
 def list_blocks(
     analysis: Analysis, record: dict[str, Any], pictures: list[study_figures.Figure], tuned: tables.Table | None
 ) -> list[Block]:
-    """Return the blocks of the report in their order. record: the content of report.json. tuned: `tuning.table`."""
+    """Return the blocks of the report, in order. record: the content of report.json. tuned: from `tuning.table`."""
     started, waiting = split_by_progress(analysis.conditions)
     blocks, several = [Block("Verdict", texts=[*filter(None, (record["verdict"], record["rates"]))])], len(started) > 1
     if overview := tables.tabulate_overview(started):

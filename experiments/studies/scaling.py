@@ -41,7 +41,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Family:
-    """Conditions that are sizes of the same model."""
+    """Conditions that are sizes of the same model, and the law of each arm. middle: C_0 of the laws, in FLOPs."""
 
     conditions: list[str]
     metric: str

@@ -208,7 +208,7 @@ def _line(points: Sequence[Point], best: Point, key: str) -> list[Point]:
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return (condition, arm) -> the chosen settings, for `studies.runs`."""
+    """Return {(condition, arm): {setting: value that tuning chose}} for the arms whose tuning runs are finished."""
     return {(choice.condition, choice.arm): choice.chosen for choice in read(folder, study)}
 
 

@@ -86,7 +86,7 @@ def predict(model: trained.Trained, data: tool_inputs.Inputs) -> tuple[Sequence[
 
 
 def name_tokens(model: trained.Trained, text: str) -> list[str]:
-    """Return the tokens of a text, with the special tokens around it."""
+    """Return the tokens of a text, with the special tokens around it, truncated to the model's context."""
     id_1N, valid_1N, _ = labelled.encode(model.tokenizer, [text], N=model.facts["N"])
     return [model.tokenizer.show(id) for id in id_1N[valid_1N].tolist()]
 

@@ -153,7 +153,7 @@ def draw(runs: Sequence[Run], metric: str, file: pathlib.Path) -> None:
 def tabulate_settings(runs: Sequence[Run]) -> tables.Table:
     """Return a table of the settings that differ. Rows are runs, or settings if there are more settings than runs.
 
-    A run is named by the beginning of its label, its number.
+    A run is named by the number with which its label begins. The table is empty if no setting differs.
     """
     known = [run.settings for run in runs if run.settings] or [{}]
     common = sorted(set.intersection(*map(set, known)))

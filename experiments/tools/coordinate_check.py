@@ -91,7 +91,10 @@ def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.nd
 
 
 def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str, float]]:
-    """Return the slopes of log2 |x| and log2 |x - x_0|, both after the last step, against log2 of the size."""
+    """Return {stage: {"size slope": ..., "change slope": ...}} from {size of the model: result of `measure`}.
+
+    These are the slopes of log2 |x| and log2 |x - x_0|, both after the last step, against log2 of the model's size.
+    """
     logarithms, slopes = np.log2(list(measured)), {}
     for stage in next(iter(measured.values())):
         pairs = np.array([measures[stage][:, -1] for measures in measured.values()]).T  # |x|, |x - x_0| of each size

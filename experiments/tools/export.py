@@ -106,7 +106,7 @@ def write_adapters(model: trained.Trained, lines: Any, folder: pathlib.Path) -> 
 
 
 def preprocessor(image_format: dict[str, Any]) -> dict[str, Any]:
-    """Return preprocessor_config.json, by which transformers prepares an image file like the model's images.
+    """Return the content of preprocessor_config.json: transformers prepares image files like the model's images.
 
     With x from 0 to 255, black is x = 0 in transformers and `low` in our image format:
     (low + x (high - low) / 255 - mean) / std = (x rescale_factor - image_mean) / image_std.

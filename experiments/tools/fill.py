@@ -71,7 +71,7 @@ def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "th
     masks, n = text.count(MASK), len(id_N)
     rule = f"{name} needs a {MASK} for each token to fill in, whatever the model calls its mask token. "
     unmarked = (masks == 0 or np.sum(id_N == tokenizer.mask) != masks, f"{rule}Example: --prompt='The {MASK} sat'.")
-    errors.refuse(unmarked, (n > N, f"{name} has {n} tokens, and the model reads {N}. Shorten it."))
+    errors.refuse(unmarked, (n > N, f"{name} has {n} tokens, and the model reads at most {N}. Shorten it."))
     return id_N
 
 

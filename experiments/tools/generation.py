@@ -72,7 +72,7 @@ class Generator:
         return self.context is not None and length > self.context
 
     def capacities(self, B: int, N: int, steps: int) -> tuple[int, int, int]:
-        """Return capacities of the cache, in tokens, for B prompts of N tokens: (first, increment, last)."""
+        """Return the cache's (first capacity, increment, last capacity) in tokens, for B prompts of N tokens."""
         last = N + steps if self.context is None else min(N + steps, self.context)
         quarter = max(ROUND, -(-last // 4))
         return last if B * last < GROWS else max(N + ROUND, quarter), quarter, last
@@ -86,9 +86,10 @@ def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
 
 
 def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps: int) -> Iterator[list[list[int]]]:
-    """Yield, for each round, the new token ids of each text, up to `steps` in all. key: one key, or key_B.
+    """Yield, for each round, a list of the new token ids of each text, without ids in generator.stop.
 
-    ids: the token ids of the prompts.
+    The first round draws one token of each text, others up to ROUND; a text gets at most `steps` in all. ids: the token
+    ids of the prompts. key: one key, or key_B.
     """
     params = jax.device_put(generator.params)
     layers, prompt_BN = generator.by_layer(params), pad(ids, generator.context)

@@ -97,7 +97,10 @@ def run(
 
 
 def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> tuple[Columns, str]:
-    """Return the columns of a model of texts, on random token ids that are repeated once, and a line about them."""
+    """Return the heads' scores, {column: values (M, H)}, on random token ids repeated once, and a line about them.
+
+    tokens: of a sequence; 0: TOKENS, or the context if shorter. Raises UserError unless `tokens` is even and fits.
+    """
     N = model.facts["N"]
     errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a repeated text needs at least 4. Use another model"))
     tokens = tokens or min(TOKENS, N // 2 * 2)

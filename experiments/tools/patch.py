@@ -68,7 +68,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the most effective places of each grid; write all of them into `output` and `figure`."""
+    """Print and return the places whose patches restore most of the answer; write all into `output` and `figure`."""
     texts = dict(zip(FIELDS, (clean, corrupted, answer, other), strict=True))
     given = [f"--{name}" for name, text in texts.items() if text]
     errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are both set. Give only one."))

@@ -34,7 +34,7 @@ def size(length: int, limit: int) -> int:
 
 
 def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Array:
-    """Return x cut into blocks of `size` along `axis`, with a new first axis. `mode` of jnp.pad fills the last one."""
+    """Return x cut along `axis` into blocks of `size`, a new first axis. jnp.pad with `mode` fills the last block."""
     axis %= x.ndim
     padding = [(0, -x.shape[axis] % size if i == axis else 0) for i in range(x.ndim)]
     x = jnp.pad(x, padding, mode=mode)

@@ -51,8 +51,8 @@ def attention(
 def choose_sizes(N: int, S: int, *, tables: int) -> tuple[int, int]:
     """Return the numbers of queries and of keys in a block. tables: the number of sequences times heads.
 
-    A side is the largest of SIDES with which a block has at most MAX_WEIGHTS weights over all tables, or the smallest;
-    at most N and S.
+    The limit of both is the largest of SIDES with which a block has at most MAX_WEIGHTS weights over all tables, or the
+    smallest. `block_mask.size` makes the blocks equal within this limit.
     """
     side = next((side for side in SIDES if tables * side**2 <= MAX_WEIGHTS), SIDES[-1])
     return block_mask.size(N, side), block_mask.size(S, side)

@@ -139,9 +139,9 @@ def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux:
 
 
 def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None) -> Callable:
-    """Return the function that computes the averages: spec.attend, or explicit.attention.
+    """Return the function that computes the weighted averages of the values: spec.attend, or explicit.attention.
 
-    It is explicit.attention with a cache, with spec.weigh, and if `name` ("A" or "A_cross") is in call.look or
+    It is explicit.attention if call.cache or spec.weigh is set, or if `name` ("A" or "A_cross") is in call.look or
     call.edit. The weights of spec.weigh become 0 for forbidden keys. axis: the mesh axis over which keys are sharded.
     Raises ValueError if `axis` is set and attention must be explicit.
     """

@@ -107,7 +107,7 @@ def both(first: Callable, second: Callable) -> Mask:
         return functools.reduce(function, values) if values else None
 
     def refuse(*_: jax.Array) -> None:
-        raise ValueError("both: two masks of documents. Number the documents so that one mask is enough.")
+        raise ValueError("both: each mask has documents. Number the documents so that one such mask is enough.")
 
     plain = any(mask.causal and mask.prefix_B is None for mask in pair)  # such a mask forbids what a prefix allows
     return Mask(
