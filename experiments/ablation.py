@@ -122,7 +122,7 @@ def show_plan(
 
 
 def train_study(settings: configs.Settings, session: programs.Session, folder: pathlib.Path) -> None:
-    """Train the tuning runs, then the runs that are compared. All are checked before the first is trained."""
+    """Check all unfinished runs. Then train those that tune settings, and last those that are compared."""
     study, tuning_folder = session.study, folder / tuning.FOLDER
     tuning_runs = studies.runs(settings, tuning.trials(study))
     tuning_programs = group(tuning_runs, session, tuning=True)

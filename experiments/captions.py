@@ -54,7 +54,8 @@ def prepare(
 ) -> runs.Work:
     """Prepare the images with their captions, the model, its loss, and the figures.
 
-    read(source, size) returns the images. change(model) returns the model to train.
+    read(source, size) returns the images. change(model) returns the model to train. Raises UserError for a model.norm
+    that needs all tokens of a sequence, and for mesh.sequence > 1.
     """
     i, m, data = settings.image, settings.model, read(settings.image.source, settings.image.size)
     letters, w_CL = spell(data.classes)
@@ -97,8 +98,9 @@ def prepare(
 def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batches.Fetch:
     """Return a `fetch` whose batches have the patches v_BSP, the letter ids w_BL that the model reads, and its targets.
 
-    w_BL lacks the last letter. target_BN has all letters, the first at the last patch. weight_BN is 1 up to the first
-    newline, which is included, and 0 before the last patch. Raises UserError if image.augment mixes images.
+    w_CL: the caption of each class. patches: S. w_BL lacks the last letter. target_BN has all letters, the first at the
+    last patch. weight_BN is 1 up to the first newline, which is included, and 0 before the last patch. The returned
+    `fetch` raises UserError if image.augment mixes images.
     """
 
     def fetch_captions(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -118,7 +120,7 @@ def add_captions(fetch: batches.Fetch, w_CL: np.ndarray, patches: int) -> batche
 def make_writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array], jax.Array]:
     """Return a function (params, v_BSP) -> w_BL that writes captions, each time the most likely letter.
 
-    logits: (params, batch) -> l_BNW, the logits of the letters.
+    logits: (params, batch) -> l_BNW, at patches, then letters. patches: of an image. L: letters of a caption.
     """
 
     @jax.jit
@@ -143,7 +145,11 @@ def figures(
     folder: pathlib.Path,
     rows: list[dict],
 ) -> Iterator[pathlib.Path | dict]:
-    """Yield {"eval/names_right": share of names without a wrong letter}; then files: loss curves, sample captions."""
+    """Yield {"eval/names_right": share of names without a wrong letter}; then files: loss curves, sample captions.
+
+    letters: letter number w has the id w. patches: patches of an image. L: letters that a caption may have. rows: the
+    logged metrics.
+    """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     write, held_out = make_writer(work.apply, patches, L), work.task.evaluation

@@ -89,7 +89,10 @@ class Files(NamedTuple):
 
 
 def check_files(workdir: Path, name: str, table: Path, figure: Path = "") -> Files:
-    """Return the files workdir/name, --output (a CSV file) and --figure. Raises UserError as `new_file` does."""
+    """Return the paths of the new files workdir/name, --output (a CSV file) and --figure; None for an empty argument.
+
+    Raises UserError if a file exists, or has another ending than its flag requires.
+    """
     pictures = ".png", ".svg", ".pdf"
     return Files(output(workdir, name), new_file(table, "--output", ".csv"), new_file(figure, "--figure", *pictures))
 
@@ -114,7 +117,10 @@ def finish(
 
 
 def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
-    """Write the arrays into a new .npz file, and return its path. Its folder is created if it is missing."""
+    """Write the arrays into an .npz file, and return its path. An existing file is replaced, a missing folder created.
+
+    Raises UserError if it cannot be written.
+    """
     with disk.writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with disk.draft(file) as content:
@@ -146,6 +152,7 @@ def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, position
     """Return {argument of the tool: value of its flag in argv, or else its default}. A flag with default () may repeat.
 
     help: texts in addition to HELP. positional: the argument that gets all arguments without a flag; "": an error.
+    With --help, print the flags and exit. Raises UserError for an unknown flag or an invalid value.
     """
     values = flags.FlagValues()
     parameters = list_flags(tool)

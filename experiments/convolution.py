@@ -28,7 +28,7 @@ COMPARED = 64  # number of held-out images on which the constructed layer is com
 
 
 def config() -> dict[str, dict]:
-    """Return the only setting of the images, image.source."""
+    """Return {"image": {"source": (default, help)}}, the only setting of the images."""
     source = ("digits", "digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz")
     return {"image": {"source": source}}
 
@@ -79,7 +79,7 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 def choose_heads(settings: configs.Settings, X: int) -> int:
     """Return model.H, the number of heads: one for each weight of the kernel, which moves along rows of X pixels.
 
-    Raises UserError if H > X, or if model.G or model.K is set.
+    Raises UserError unless 1 <= H <= X, or if model.G or model.K is set.
     """
     H, G, K = settings.model.H, settings.model.G, settings.model.K
     configs.at_least(1, {"model.H": H}, most=X)
@@ -107,7 +107,8 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
 def construct(kernel_HD: np.ndarray, *, N: int) -> dict:
     """Return parameters with which the layer is the convolution: V_h = diag(kernel_h), and A_h selects key n + o_h.
 
-    If n + o_h is outside the image, A_h selects the nearest column. The bias b_h is so steep that others have weight 0.
+    N: columns of an image. o_h = h - H // 2 is the offset of head h. If n + o_h is outside the image, A_h selects the
+    nearest column. The bias b_h is so steep that all other columns have weight 0.
     """
     distance_HR = np.abs(np.arange(1 - N, N) - depthwise.offsets(len(kernel_HD))[:, None])
     V_HDD = np.stack([np.diag(kernel_D) for kernel_D in kernel_HD])

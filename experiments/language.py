@@ -32,7 +32,7 @@ TEMPERATURE = 0.8  # of the sample; experiments.tools.sample has a flag for othe
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the text and the objective."""
+    """Return {"text": {setting: (default, help)}}, the settings of the text and the objective."""
     return {
         "text": {
             "source": (
@@ -94,7 +94,7 @@ def prefix_length(t: configs.Settings) -> int:
 
 
 def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
-    """Return the loss function of train.loss and text.objective (see losses.choose_token_loss)."""
+    """Return (params, x_BND, batch, layout) -> {metric: (sum, count)} of train.loss (losses.choose_token_loss)."""
     sparse = settings.text.objective != "causal"
     return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
 
@@ -159,8 +159,8 @@ def describe_head(settings: configs.Settings, W: int) -> list[str]:
 def choose_inputs(m: configs.Settings, mask: masks.Mask) -> Callable[[dict], dict]:
     """Return the function batch -> {argument of models.Model.hidden: value}.
 
-    The arguments are inputs, mask and code_n; for a Flax module inputs and valid. mask: for batches without padding;
-    a batch with valid_BS gets a mask of its padding.
+    The arguments are inputs, mask and, for a batch with documents, code_n, the positions in them; for a Flax module
+    inputs and valid. mask: for batches without padding; a batch with valid_BS gets a mask of its padding.
     """
     is_flax = bool(m.flax)
 
@@ -273,7 +273,11 @@ def fill_windows(corpus: corpora.Corpus, work: runs.Work, params: Any) -> str:
 def figures(
     settings: configs.Settings, corpus: corpora.Corpus, work: runs.Work, params, folder, rows
 ) -> Iterator[pathlib.Path | dict[str, float]]:
-    """Yield bits per byte and word perplexity; then files: a sample, loss curves, attention weights of a few tokens."""
+    """Yield files: a sample, loss curves, and attention weights of a few tokens (not of a Flax module).
+
+    Before, yield {"eval/bits_per_byte", "eval/word_perplexity"} for a causal model, as far as they are known. rows: of
+    metrics.jsonl.
+    """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 
     name = "loss" if settings.train.loss == losses.CROSS_ENTROPY else losses.CROSS_ENTROPY  # of train.metrics

@@ -19,7 +19,7 @@ MASKED = 0.75  # share of the patches that are masked (He et al. 2021)
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the images."""
+    """Return {"image": {setting: (default, comment)}}, the settings of the images and their patches."""
     return {"image": images.FIELDS}
 
 

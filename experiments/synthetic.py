@@ -18,7 +18,10 @@ from tfm.attention import mask as masks
 
 
 def config() -> dict[str, dict]:
-    """Return the setting of the task. Tasks with the same number of tokens compile to the same program."""
+    """Return the setting synthetic.task and its default.
+
+    Tasks with the same number of tokens compile to the same program.
+    """
     return {
         "synthetic": {
             "task": (

@@ -20,7 +20,7 @@ SHOWN, LETTERS = 12, 200  # number of texts in sample.txt, and of characters of 
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the texts and their classes."""
+    """Return the settings of `text`, with their defaults and descriptions: texts, their classes and the head."""
     return {
         "text": {
             "source": ("docstrings", "docstrings (by package of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),

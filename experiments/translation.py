@@ -56,7 +56,10 @@ def config() -> dict[str, dict]:
 
 
 def read(settings: configs.Settings) -> Corpus:
-    """Return the pairs that the config names. The subwords are learned from the training pairs."""
+    """Return the pairs that the config names. The subwords are learned from the training pairs.
+
+    Corpus.train and .evaluation lack the pairs of more than pairs.N tokens a side. Raises UserError if none is left.
+    """
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]
     data = pairs.load(p.source)
@@ -167,8 +170,8 @@ def make_translator(model: models.Model, subwords: pairs.Subwords, *, N: int, ba
 def score(translations: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
     """Return {"eval/chrf_greedy", "eval/bleu_beam", "baseline/chrf", ...: score from 0 to 100}.
 
-    references: all reference translations of each sentence. The baseline "translates" each sentence by a reference of
-    the next one.
+    translations: {"greedy", "beam": one of each sentence}. references: all reference translations of each sentence. The
+    baseline "translates" each sentence by a reference of the next one.
     """
     texts = {f"eval/{{}}_{name}": texts for name, texts in translations.items()}
     texts["baseline/{}"] = [others[0] for others in references[1:] + references[:1]]

@@ -30,9 +30,9 @@ def prepare(
     change: Callable[[models.Model], models.Model] = models.unchanged,
     loss: Callable[..., Callable[..., train_step.Ratios]] = losses.choose_class_loss,
 ) -> runs.Work:
-    """Prepare the images, a model of their patches, its loss and the figures. read, change, loss: see language.prepare.
+    """Prepare the images, a model of their patches, its loss and the figures. Raises UserError for a single class.
 
-    read(source, size) -> images.Images. loss(settings, model) as in losses.choose_class_loss.
+    read(source, size) returns the images, and change(model) the model to train. loss: like losses.choose_class_loss.
     """
     i, data = settings.image, read(settings.image.source, settings.image.size)
     if len(data.classes) < 2:
@@ -61,7 +61,7 @@ def prepare(
 
 
 def make_model(settings: configs.Settings, mesh: Mesh, data: images.Images) -> tuple[models.Model, int]:
-    """Return the model of the settings, or the user's Flax module, and N, the number of its tokens."""
+    """Return the model of the settings, or the user's Flax module, and N, the number of its tokens (Flax: 1)."""
     i, m, (_, Y, X, Z) = settings.image, settings.model, data.train_image_BYXZ.shape
     sizes = {"Y": Y, "X": X, "Z": Z, "C": len(data.classes)}
     if m.flax:

@@ -92,7 +92,7 @@ def init(key: jax.Array, *, M: int, N: int, spec: Spec, bias: bool | str, cross:
 
 
 def weigh_measures(spec: Spec) -> dict[str, float]:
-    """Return {name: weight} of the measures of all stages (variant.py).
+    """Return {name: its weight in the loss} of the measures of all stages (variant.py).
 
     Raises ValueError if two stages give the same name different weights.
     """
@@ -129,7 +129,7 @@ def pre_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[ja
 def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Return X' and aux: Y = LN(X + MHSA(X)); X' = LN(Y + MLP(Y)) (Vaswani et al. 2017; E19).
 
-    A decoder has cross-attention in between: Z = LN(Y + MHCA(Y, memory)) (E26).
+    A decoder has cross-attention in between: Z = LN(Y + MHCA(Y, memory)) (E26). aux: what the stages record (`Order`).
     """
     aux: dict = collections.defaultdict(dict)
     y_BND = attentions.self_attention(params, x_BND, spec.attention, call, aux)
@@ -148,7 +148,7 @@ def post_norm(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[j
 def plain(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Return X' and aux without residual connections: Y = MHSA(LN(X)); X' = MLP(LN(Y)).
 
-    A decoder has cross-attention in between: Z = MHCA(LN(Y), memory).
+    A decoder has cross-attention in between: Z = MHCA(LN(Y), memory). aux: what the stages record (`Order`).
     """
     aux: dict = collections.defaultdict(dict)
     normed_BND = normalise("norm1", params["norm1"], x_BND, spec, call, aux)
@@ -194,7 +194,7 @@ def normalise(name: str, params: dict, x_BND: jax.Array, spec: Spec, call: Call,
 
 
 def finish(x_BND: jax.Array, call: Call, aux: dict) -> tuple[jax.Array, dict]:
-    """Return the tokens after the block, edited if call.edit has "hidden", and aux with a "look" of call.look's names.
+    """Return the tokens after the block, edited if call.edit has "hidden", and aux; its "look" keeps call.look's names.
 
     Raises ValueError if call.look or call.edit has an unknown name.
     """

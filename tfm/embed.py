@@ -99,7 +99,7 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layou
 
 
 def class_token_init(key: jax.Array, *, D: int) -> dict:
-    """Draw the class token c_D."""
+    """Return {"c_D": class token}, drawn from N(0, 1/D)."""
     return initial.normal(key, "c_D", D**-0.5, D=D)
 
 

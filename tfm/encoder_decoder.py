@@ -15,7 +15,7 @@ from tfm.decode import kv_cache
 
 
 def init(key: jax.Array, *, D: int, spec: transformer.Spec, tied_output: bool = False, **trunk: Any) -> dict:
-    """Return the parameter tree.
+    """Return the parameters of an encoder-decoder: a tree with "embed", "encoder", "decoder" and "head".
 
     tied_output: the head uses the embedding as its matrix. trunk: further arguments of transformer.init_trunk.
     """
@@ -34,10 +34,10 @@ def side(params: dict, name: str) -> dict:
 
 
 def encode(params: dict, source_BS: jax.Array, valid_BS: jax.Array, spec: transformer.Spec, call: Call) -> tuple:
-    """Return the Memory (the source's tokens after the encoder, and the mask of the valid ones) and aux of the encoder.
+    """Return the Memory (the source's tokens after the encoder, and the mask of the valid ones) and the encoder's aux.
 
-    source_BS: token ids. valid_BS: False at padding, which is at the end, and to which no token attends. If devices
-    share the target's tokens, every device still encodes the whole source.
+    aux: see transformer.hidden. source_BS: token ids. valid_BS: False at padding, which is at the end, and to which no
+    token attends. If devices share the target's tokens, every device still encodes the whole source.
     """
     mask = masks.padding(valid_BS, at_end=True)
     encoder_call = Call(mask=mask, key_B=blocks.fold_name(call.key_B, "encoder"), layout=call.layout.whole)

@@ -22,7 +22,7 @@ from tfm import shapes
 
 
 class Layout(NamedTuple):
-    """The mesh axis for each kind of sharing (the table above); None or () if the devices do not share that way."""
+    """The mesh axis for each kind of sharing (the table at the top of layout.py); None or (): no such sharing."""
 
     batch: tuple[str, ...] = ()
     fsdp: str | None = None

@@ -29,7 +29,10 @@ SPARSE = 4  # factor by which chunks are smaller if few tokens are targets: on a
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
-    """Return the weighted sum of -log softmax(l)_target, in nats, and the sum of the weights."""
+    """Return the weighted sum of -log softmax(l)_target, in nats, and the sum of the weights.
+
+    vocab: the mesh axis over which the token ids of the logits are sharded, in order; None: no axis.
+    """
     logits = linear.to_float32(logits)
     if vocab is None:
         surprise = jax.nn.logsumexp(logits, axis=-1) - _take_target(logits, target, None)[..., 0]
@@ -55,9 +58,10 @@ def _take_target(logits: jax.Array, target: jax.Array, vocab: str | None) -> jax
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """Return the weighted number of targets whose logit is the largest, and the sum of the weights.
 
-    Of several largest logits the first counts, as in argmax. If a logit is NaN, its prediction is wrong. The
-    logits above the target's are counted as floats, because a TPU then counts them while it sums the exponentials of
-    the cross-entropy. With argmax, GPT-2's step takes 7 % longer (v5e, estimated).
+    vocab: the mesh axis over which the token ids of the logits are sharded, in order; None: no axis. Of several largest
+    logits the first counts, as in argmax. If a logit is NaN, its prediction is wrong. The logits above the target's are
+    counted as floats, because a TPU then counts them while it sums the exponentials of the cross-entropy. With argmax,
+    GPT-2's step takes 7 % longer (v5e, estimated).
     """
     logits = jax.lax.stop_gradient(logits)
     chosen, W = _take_target(logits, target, vocab), logits.shape[-1]
@@ -118,7 +122,9 @@ def in_chunks(
     sparse: bool = False,
     layout: layouts.Layout = layouts.ONE,
 ) -> dict[str, Ratio]:
-    """Return `measure` of the logits of tokens x, l_t = logits(params, x_t), without storing all logits (E24, E27).
+    """Return {"loss", "accuracy"} of the logits of tokens x, l_t = logits(params, x_t), without storing all logits.
+
+    Each is a pair (sum, count) of `measure`. Fewer than MIN_CHUNKED logits are computed at once (E24, E27).
 
     With layout.vocab the logits of a device are those of some token ids, in order. sparse: True if few tokens are
     targets (masked tokens); chunks without targets are then skipped. A chunk computes its loss and its gradient

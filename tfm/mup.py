@@ -34,7 +34,7 @@ DEPTH = {"depth_mup": 0.5, "completep": 1.0}  # method -> a
 
 
 class Growth(NamedTuple):
-    """The width and the depth of a model relative to its base, and the exponent of its depth rule."""
+    """The width and the depth of a model relative to its base. Each stage adds 1/depth^exponent of its output."""
 
     width: float = 1.0  # r
     depth: float = 1.0  # s
@@ -42,9 +42,9 @@ class Growth(NamedTuple):
 
     @property
     def output_std(self) -> float:
-        """Return s^(1/2 - a), a factor on the initial values of the matrices that a stage applies last.
+        """Return depth^(1/2 - exponent), a factor on the initial values of the matrices that a stage applies last.
 
-        With a = 1/2 it is 1, because the std of these matrices already contains 1/sqrt(2 M).
+        With exponent 1/2 it is 1, because the std of these matrices already contains 1/sqrt(2 M).
         """
         return self.depth ** (0.5 - self.exponent)
 
@@ -86,7 +86,7 @@ def rate(path: Any, growth: Growth) -> float:
 
 
 def scale_rates(updates: Any, growth: Growth) -> Any:
-    """Return the updates of an optimiser, each multiplied by its `rate`."""
+    """Return the updates of an optimiser, each multiplied by `rate`, the factor on its learning rate."""
 
     def scale(path: Any, update: jax.Array) -> jax.Array:
         return rate(path, growth) * update
@@ -95,9 +95,9 @@ def scale_rates(updates: Any, growth: Growth) -> Any:
 
 
 def check(params: Mapping, *, depth: bool = False) -> None:
-    """Raise ValueError if the name of a matrix has a letter that is neither in WIDTHS nor in CONSTANT.
+    """Raise ValueError if a letter of a matrix's axes, such as in Uq_HKD, is neither in WIDTHS nor in CONSTANT.
 
-    depth: also raise it if the value or the MLP has no matrix for which `ends_branch` is True.
+    depth: also raise it if the value or the MLP has no parameters for which `ends_branch` is True (outputs D).
     """
     paths = [path for path in shapes.flat(params) if shapes.is_matrix(path)]
     for path in paths:

@@ -25,7 +25,7 @@ _gram = functools.partial(_einsum, "...kd,...jd->...kj")  # U V^T for every head
 
 
 class Layer(NamedTuple):
-    """Symmetry of each head, and symmetry and directionality of the sum of M_h over heads, in a layer.
+    """Symmetry of each head's M_h = U_q,h^T U_k,h, and symmetry and directionality of their sum over heads, in a layer.
 
     The results of `layers` have a leading axis M.
     """
@@ -41,7 +41,7 @@ def form(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
 
 def concatenate_heads(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the factors (1, H K, D) of the sum of M_h over heads: the concatenated factors of all heads."""
+    """Return the factors (1, H K, D) of the sum of M_h = U_q,h^T U_k,h over heads: those of all heads, concatenated."""
     Uq_HKD, Uk_HKD = jnp.broadcast_arrays(Uq_HKD, Uk_HKD)  # all heads share a factor with a head axis of size one
     return Uq_HKD.reshape(1, -1, Uq_HKD.shape[-1]), Uk_HKD.reshape(1, -1, Uk_HKD.shape[-1])
 
@@ -56,7 +56,7 @@ def symmetry_of(M_HDD: jax.Array) -> jax.Array:
 
 
 def symmetry(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
-    """Return `symmetry_of` M_h from its factors: s_H = tr(C C) / tr(G_q G_k).
+    """Return the symmetry of M_h = U_q,h^T U_k,h (see `symmetry_of`) from its factors: s_H = tr(C C) / tr(G_q G_k).
 
     C = U_k U_q^T, G_q = U_q U_q^T and G_k = U_k U_k^T are K x K. NaN if M is 0 within the rounding of its factors.
     """
@@ -97,8 +97,9 @@ def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.A
     """Return how many of the largest singular values of N_h = (M_h - M_h^T) / 2 have `share` of |N_h|^2.
 
     The rank is even, because singular values of a skew-symmetric matrix come in pairs, and 0 if M_h is symmetric.
-    (Jamil and Kapadia 2026 find a low rank in published models; the share is our choice.) M_h = Q (R_q R_k^T) Q^T with
-    (U_q^T, U_k^T) = Q (R_q, R_k), so N_h has the singular values of the skew part of R_q R_k^T, of at most 2 K rows.
+    (Jamil and Kapadia 2026 find a low rank in published models; the share is our choice.) M_h = U_q^T U_k =
+    Q (R_q R_k^T) Q^T with (U_q^T, U_k^T) = Q (R_q, R_k), so N_h has the singular values of the skew part of R_q R_k^T,
+    of at most 2 K rows.
     """
     Uq_HKD, Uk_HKD = (_unit(U) for U in jnp.broadcast_arrays(Uq_HKD, Uk_HKD))
     R_HKK = jnp.linalg.qr(jnp.concatenate([Uq_HKD, Uk_HKD], axis=-2).mT, mode="r")

@@ -110,7 +110,7 @@ def init_trunk(key: jax.Array, *, M: int, D: int, N: int, spec: Spec, final_norm
 
 
 def apply(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return the logits (or predicted pixels) of tokens w_BN or patches v_BNP, and aux (see `hidden`)."""
+    """Return the logits (or predicted pixels) of tokens w_BN or patches v_BNP, and the second result of `hidden`."""
     x_BND, aux = hidden(params, inputs, spec, call)
     return logits(params, x_BND, spec, call.layout), aux
 
@@ -222,7 +222,7 @@ def loss(
     *,
     sparse: bool = False,
 ) -> dict[str, losses.Ratio]:
-    """Return {"loss", "accuracy"} of the head's logits of X^(M) (heads.Head.loss)."""
+    """Return {"loss", "accuracy"}, pairs (sum, count), of the head's logits of x_BND = X^(M) (heads.Head.loss)."""
     x_BND, head = output(params, x_BND, spec, layout)
     return spec.head.loss(head, x_BND, target, weight, cap=spec.cap, sparse=sparse, layout=layout)
 
@@ -247,7 +247,9 @@ def output(
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """Return the floating-point parameters in `dtype`, except KEEP_FLOAT32. dtype: None changes no parameter.
+    """Return the parameters, with the floating-point ones in `dtype` unless KEEP_FLOAT32 has their name.
+
+    dtype: None changes no parameter.
 
     NumPy arrays become JAX arrays, because traced token ids cannot index NumPy arrays.
     """

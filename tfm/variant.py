@@ -29,7 +29,7 @@ class Variant(NamedTuple):
 
 
 def take_measures(stage: Any, result: Any, measures: Measures) -> Any:
-    """Return the arrays in `result`, which `stage.apply` returned, and add the measures in it to the dict `measures`.
+    """Return the arrays in `result`, which `stage.apply` returned, and add its measures to those in `measures`.
 
     Raises TypeError if `result` has measures and the stage declares none, or it has none and the stage declares some.
     Also raises it if a measure is not a pair (sum, count).

@@ -82,7 +82,7 @@ def open_handle(path: str | os.PathLike, flags: int) -> int:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a file to read bytes. All files of the user's are opened by this function. Raises OSError."""
+    """Open a file of the user's to read bytes: all are opened by this function. Raises OSError, also for a pipe."""
     return open(path, "rb", opener=open_handle)
 
 

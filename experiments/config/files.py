@@ -23,7 +23,8 @@ from experiments.config import by_name, disk, errors, settings as configs
 def load_settings(path: str, changes: Mapping[str, Any], wrap: Callable | None = None) -> configs.Settings:
     """Return the settings of a config file with changes: key -> a value, or its text from the command line.
 
-    wrap: config -> the config to use in place of the file's, before the changes.
+    wrap: config -> the config to use in place of the file's, before the changes. Raises UserError for a missing or
+    invalid file, and for invalid changes.
     """
     config = load(find_config(path), explicit=changes)
     config = wrap(config) if wrap else config
@@ -54,7 +55,7 @@ def load(path: str, *, explicit: Mapping[str, Any] = types.MappingProxyType({}))
 
     A `.json` file has {key: value}, or is a run's config.json. The folder of a `.py` becomes the last place from which
     the user's modules are imported; the folder of a `.json` does not. explicit: the settings of the command line, {key:
-    value}. Raises UserError if another setting of a `.json` names code.
+    value}. Raises UserError for an invalid file, or if another setting of a `.json` names code.
     """
     file = pathlib.Path(path)
     errors.refuse((file.suffix not in (".py", ".json"), f"{path} must be a .py or a .json file"))

@@ -196,7 +196,10 @@ def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
-    """Return the sections that an experiment adds to a config, by name. Raises UserError if a default is invalid."""
+    """Return {section: its settings} that the experiment `name` adds to a config.
+
+    Raises UserError if a default is invalid.
+    """
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):
         added = {key: section(fields) for key, fields in module.config().items()}

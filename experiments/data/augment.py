@@ -25,13 +25,16 @@ KEY = "image.augment"
 
 
 def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Result:
-    """Mirror each image with this probability: exchange left and right."""
+    """Exchange left and right of each image with this probability. Return the images and None."""
     flipped_B111 = rng.random((len(image_BYXZ), 1, 1, 1)) < probability
     return np.where(flipped_B111, image_BYXZ[:, :, ::-1], image_BYXZ), None
 
 
 def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Result:
-    """Add a border of this many pixels of raw value 0, and cut out a random window of the image's old size."""
+    """Add a border of this many pixels of raw value 0 to each image, and cut out a random window of the old size.
+
+    Return the windows and None.
+    """
     B, Y, X, _ = image_BYXZ.shape
     padded = np.pad(image_BYXZ, [(0, 0), *[(int(border), int(border))] * 2, (0, 0)])
     down_B, right_B = rng.integers(0, 2 * int(border) + 1, (2, B))
@@ -99,10 +102,10 @@ def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Res
 
 
 def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Result:
-    """Replace a rectangle by the same rectangle of x' (Yun et al. 2019, CutMix, section 3.2).
+    """Replace a rectangle by the same one of x', the previous image of a batch (Yun et al. 2019, CutMix, section 3.2).
 
     The sides of the rectangle are sqrt(s) times the image's sides, s ~ Beta(alpha, alpha). The centre is a random
-    pixel. The rectangle is cut off at the edges; share is the part of the image that it covers.
+    pixel. The rectangle is cut off at the edges. The second result, share_B, is the part of the image that it covers.
     """
     B, *sides = image_BYXZ.shape[:3]
     part_B, inside = np.sqrt(rng.beta(alpha, alpha, B)), []
@@ -166,10 +169,10 @@ def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random
 
 
 def parse(name: str, side: int) -> tuple[Kind, float]:
-    """Return the augmentation and the amount of "crop:4" or "crop", or of the user's function "my_file:my_augment".
+    """Return the augmentation and its amount: "crop:4" has the amount 4, and "crop" the default amount.
 
-    The user's function gets no amount: it is 0. Raises UserError if the augmentation is unknown, or if the amount does
-    not suit images whose shorter side has `side` pixels.
+    The user's function "my_file:my_augment" gets no amount: it is 0. Raises UserError if the augmentation is unknown,
+    or if the amount does not suit images whose shorter side has `side` pixels.
     """
     word, colon, number = name.partition(":")
     is_users = word not in KINDS and by_name.CODE.fullmatch(name)

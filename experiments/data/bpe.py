@@ -73,7 +73,7 @@ def cut(texts: Iterable[str]) -> Iterator[str]:
 
 
 def find_or_train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...]) -> pathlib.Path:
-    """Return a folder of the cache with the files of `train`, made once for the same arguments. text: a text.Part."""
+    """Return a cached folder with the tokenizer's files (`train`), made once for equal arguments. text: a text.Part."""
     key = repr([VERSION, text.digest, W, specials]).encode()
     folder = disk.cache_folder() / "tokenizers" / hashlib.sha256(key).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():  # written last

@@ -60,7 +60,7 @@ def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, 
 def first_level(files: Sequence[data_files.File], at: int, classes: Collection[str] = ()) -> int:
     """Return the first level, from `at` on (0: the top), on which the files are in several folders.
 
-    A level with a single folder also counts if this is one of `classes`, or if it contains files itself. So there
+    A level with a single folder also counts if its name is in `classes`, or if it contains files itself. So there
     always is one.
     """
     names = {file.inside.parts[at] for file in files}
@@ -70,13 +70,13 @@ def first_level(files: Sequence[data_files.File], at: int, classes: Collection[s
 
 
 def part_of(name: str) -> str:
-    """Return the part of a folder with this name, such as training_set, train2017 or "Val Images"; else OTHER."""
+    """Return the part that a folder's name states: TRAIN for training_set or train2017, VALID, TEST; else OTHER."""
     stem = re.sub(r"(?<=[a-z])(set|data|images)\b", "", name.lower())
     return data_files.part_of_name(pathlib.PurePath(stem.replace(" ", "_")))
 
 
 def name_parts(path: pathlib.Path, tops: dict[str, list[data_files.File]], at: int) -> dict[str, str]:
-    """Return {folder: its part} for the folders of the level `at`, or {} if they are classes.
+    """Return {folder: TRAIN, VALID, TEST or OTHER} for the folders of the level `at`, or {} if they are classes.
 
     tops: the files in each folder. Only folders whose files are all in folders inside them show that there are
     parts. A training part is recognised next to another part, or by its bare name (train). Raises UserError if folders
@@ -117,7 +117,7 @@ def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...
 
 
 def describe(names: Sequence[str]) -> list[str]:
-    """Return a line with the names of the classes, and a warning for each group that differs only by spaces or case."""
+    """Return a line of the first SHOWN names, and up to SHOWN warnings of names that differ only by spaces or case."""
     line = "classes: " + ", ".join(names[:SHOWN])
     if len(names) > SHOWN:
         line += f", ... ({len(names):,} in all)"

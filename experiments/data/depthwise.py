@@ -26,13 +26,16 @@ def pad(x_BND: np.ndarray, H: int) -> np.ndarray:
 
 
 def convolve(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return the targets of the convolution experiment, y_BND (float32): sums over windows of H padded tokens."""
+    """Return y_{n,d} = sum_h kernel_{h,d} x_{n+o_h,d} (float32), the targets of the convolution experiment.
+
+    o_h = h - H // 2 (`offsets`). Beyond the edges, the first and the last token repeat.
+    """
     x_BNDH = np.lib.stride_tricks.sliding_window_view(pad(x_BND, len(kernel_HD)), len(kernel_HD), axis=1)
     return np.einsum("bndh,hd->bnd", x_BNDH, kernel_HD).astype(np.float32)
 
 
 def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return y_BND (float64) by numpy.convolve, row by row. It reverses kernels, so it receives reversed ones."""
+    """Return the y_BND of `convolve`, in float64, by numpy.convolve. It reverses kernels, so it gets reversed ones."""
     y_BND = np.zeros(x_BND.shape)
     padded_BND = pad(x_BND.astype(np.float64), len(kernel_HD))
     for b, d in np.ndindex(len(x_BND), x_BND.shape[2]):

@@ -118,7 +118,10 @@ def folder(path: pathlib.Path) -> list[File]:
 
 
 def members(path: pathlib.Path, zips: contextlib.ExitStack) -> list[File]:
-    """Return the members of a zip, like `folder`. They are read without unpacking; `zips` keeps the zip open."""
+    """Return the members of a zip that are data (`is_data`), in the zip's order. `zips` keeps the zip open.
+
+    Members are read without unpacking. Raises UserError if the zip cannot be read, or if a member is too large.
+    """
     with disk.reading(path):
         file = zips.enter_context(zipfile.ZipFile(zips.enter_context(disk.open_regular(path))))
     visible = []
@@ -240,7 +243,7 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
     """Return part -> its files if names decide the parts, else {}. Raises UserError if no file is left to train on.
 
     Names decide if some files are named valid or test, and files named train have more bytes than files of no part.
-    Names also decide if a name is just valid or test (test.txt, val/), and the evaluation part is large enough (LEAST).
+    Names also decide if one is just valid or test (test.txt, val/), and the evaluation part has LEAST of all bytes.
     Files of no part are trained on, unless files named train have more bytes: then they are OTHER, like a README.
     section: the section of the config, for the message.
     """
@@ -286,14 +289,17 @@ def split_rows(
 
 
 def describe_repeated(trained: Iterable, held_out: Iterable) -> str:
-    """Return " (the number of held-out keys that are also in the training data)", or "" if there is none."""
+    """Return such as " (3 of 20 held-out texts are also in the training data)", or "" if no held-out text is.
+
+    trained, held_out: a key for each text, equal for equal texts.
+    """
     keys, held_out = {*trained}, [*held_out]
     n = sum(key in keys for key in held_out)
     return f" ({n:,} of {len(held_out):,} held-out texts are also in the training data)" if n else ""
 
 
 def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> str:
-    """Return a line that says what the files of each part are used for. decision: such as "by their names,"."""
+    """Return a line such as "wiki: by their names, a.txt to train on; b.txt to evaluate". parts: part -> its files."""
     test = "not used" if VALID in parts else "to evaluate"
     uses = {TRAIN: "to train on", VALID: "to evaluate", TEST: test, OTHER: "left out"}
     phrases = (f"{join_names(parts[part])} {uses[part]}" for part in uses if part in parts)

@@ -63,8 +63,8 @@ def read_published_format(
 ) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the path of the file that describes a published model's images, and the fields of `load_format`.
 
-    Fields that the file lacks have the defaults of its image processor. Raises UserError for an unknown processor or
-    field.
+    extras: has the model's "class_names", and "image": (rows, columns). Fields that the file lacks have the defaults of
+    its image processor. Raises UserError for an unknown processor or field.
     """
     folder = path if path.is_dir() else path.parent
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
@@ -117,7 +117,8 @@ def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> 
 def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dict[str, int]:
     """Return a size as {"height", "width"} or {"shortest_edge"}.
 
-    sides: the value in a file. square: a single number means both sides, else the shorter side.
+    sides: the value of the field `name` in a file. square: a single number means both sides, else the shorter side.
+    Raises UserError for another value.
     """
     size = sides
     if type(sides) is int:
@@ -143,7 +144,7 @@ def describe_size(Y: int, X: int, Z: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_image(file: data_files.File) -> Iterator[Any]:
-    """Open the file as an image of Pillow, not yet decoded.
+    """Context manager: open the file as an image of Pillow, not yet decoded.
 
     Raises UserError if the file is not an image, or has more than 8 bits per value.
     """
@@ -165,9 +166,9 @@ def open_image(file: data_files.File) -> Iterator[Any]:
 def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """Return a Pillow image as image_YXZ (uint8), and a description of what was done to it.
 
-    As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. form: of
-    `load_format` or `describe_size`. name: of the image, for the error. Raises UserError if the result does not have
-    the size in the form.
+    As in transformers, the image is rotated by its metadata, resized, and cropped around its centre. For Z = 1
+    or 3, a transparent image is laid over white. form: the size and the steps, from `load_format` or `describe_size`.
+    name: of the image, for the error. Raises UserError if the result does not have the size in `form`.
     """
     from PIL import Image, ImageOps
 

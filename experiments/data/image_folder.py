@@ -46,10 +46,11 @@ class Splits(NamedTuple):
 
 
 def load(source: str, size: int) -> Splits:
-    """Return both parts of the images of a folder or of a data set 'hub:NAME'.
+    """Return both parts, training and evaluation, of the images of a folder or of a data set 'hub:NAME'.
 
-    A single part is split by the bytes of its files, so that runs at two sizes hold out the same images. Raises
-    UserError if there is no image, an image without a class, or a class or part without images, and as `read` does.
+    size: pixels of a side; 0: keep it. A single part is split by the bytes of its files, so that runs at two sizes hold
+    out the same images. Raises UserError if there is no image, an image without a class, or a class or part without
+    images, and as `read` does.
     """
     (train, evaluation), places, names, lines = find_parts(source)
     errors.refuse((not names, NO_CLASS.format(train[0].name, source)))

@@ -56,7 +56,7 @@ class Images(NamedTuple):
 
 
 def load_described(source: str, size: int = 0) -> Images:
-    """Return the images of a config's image.source, as `load`, with further lines that describe them."""
+    """Return `load(source, size)`, the images of a config's image.source, with further `lines` that describe them."""
     data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     line = f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"
@@ -133,7 +133,7 @@ def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_f
 
 
 def name_pairs(names: Sequence[str]) -> list[str]:
-    """Return 'x_train with y_train' for each pair of images and labels."""
+    """Return 'x_train with y_train' for each pair. names: of images, their labels, images, their labels, and so on."""
     return [f"{images} with {labels}" for images, labels in zip(names[::2], names[1::2], strict=True)]
 
 
@@ -166,7 +166,7 @@ def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
 def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
     """Return the images of two parts; a single part is split by the bytes of its images.
 
-    If the classes have no names, the names are 0 .. max(label). Raises UserError for contradictory parts.
+    If the classes have no names, the names are 0 .. max(label). Raises UserError for invalid or contradictory parts.
     """
     two = len(splits.arrays) == 2
     names = [f"{name}, training part", f"{name}, evaluation part"] if two else [name]
@@ -192,7 +192,7 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
 
 
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return image_BYXZ and label_B.
+    """Return image_BYXZ and label_B. part: their name in messages.
 
     image: numbers of shape (B, Y, X) or (B, Y, X, Z). label: integers of shape (B,) or (B, 1). Pixels become uint8 if
     they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
@@ -244,7 +244,7 @@ def check_parts(
 
 
 def compare_parts(data: Images) -> list[str]:
-    """Return warnings if the parts seem to differ in scale, or one is RGB and one BGR, and if they share images."""
+    """Return warnings if training and held-out images seem to differ in scale or in RGB and BGR, or share images."""
     train, held_out, lines = data.train_image_BYXZ, data.evaluation_image_BYXZ, []
     (mean_Z, std_Z), (other_mean_Z, other_std_Z) = statistics(train), statistics(held_out)
     gap, gap_reversed = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))
@@ -287,8 +287,9 @@ def examples(
     changes: Sequence = (),
     patch: int = 0,
 ) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)` for `batches`: normalised patches `v_BNP` (float32), `label_B`, and `weight_B` = 1 (float32).
+    """Return (fetch, n): a function (index_B, rng or None) -> batch, and the number of images.
 
+    A batch has normalised patches `v_BNP`, `label_B`, and `weight_B` = 1. Patches and weights are float32.
     patch: the side of a patch in pixels; 0: a batch has whole images `image_BYXZ`. Images are cut here and not on the
     device, because a TPU copies them several times: 1.15 of 7.05 ms for 2 layers of ViT-S/16 (estimated). If
     `fetch` receives an `rng`, `augment.chain` first changes the images. If it mixes each image with another one, the

@@ -87,7 +87,7 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
 
 
 def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], list[str]]:
-    """Return (text files with their classes, {part: its files}, lines to print); {} if folders define no parts.
+    """Return (text files in folders of classes, {part: its files}, lines to print); {} if no folder is held out.
 
     Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out.
     """
@@ -107,7 +107,11 @@ def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[st
 
 
 def find(source: str, names: Sequence[str]) -> tuple[list[data_files.File], list[str]]:
-    """Return the files with texts, and lines about the files that are left out."""
+    """Return the files with texts, and lines about the files that are left out.
+
+    names: the columns of texts and of classes, if the source is a data set 'hub:NAME'. Raises UserError if the source
+    is missing.
+    """
     if source == DOCSTRINGS:
         top = pathlib.Path(sysconfig.get_path("stdlib"))
         programs = ((package, file) for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
@@ -124,8 +128,8 @@ def encode(
     """Return (id_BN, valid_BN, the number of truncated texts). The first token, such as [CLS], predicts the class.
 
     A text of more than N tokens keeps its special tokens ([CLS], [SEP]) and its beginning, or its end if the side of
-    truncation is left. classifies: False if no class is predicted. Raises UserError if a class is, and no special token
-    begins a text.
+    truncation is left. classifies: False if no class is predicted. If one is, and the tokenizer begins no text with a
+    special token, its [CLS] is put first. Raises UserError if it has no [CLS] either.
     """
     specials = encoder.encode("").tolist()  # such as [CLS] and [SEP] of BERT
     before = len(os.path.commonprefix([specials, encoder.encode("a").tolist()])) if specials else 0

@@ -131,7 +131,7 @@ def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
 
 
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the first two columns of a file's lines. Count the lines with more than two columns in `counts`.
+    """Yield the first two columns, separated by tabs, of a file's lines. Count lines with more columns in `counts`.
 
     Raises UserError for an empty column, a line that seems to be a header, and a column of numbers.
     """
@@ -245,10 +245,11 @@ def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
 
 
 def examples(rows: Rows) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN`, `weight_BN`.
+    """Return `(fetch, n)`: a function fetch(index_B, rng) that returns a batch of the n pairs, and ignores rng.
 
-    `w_BN` is [BOS], followed by the target without its last id: the token before each target token. `weight_BN`
-    (float32) is 1 for every token of the target and its [EOS], and 0 for padding.
+    A batch has `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`. `w_BN` is [BOS], followed
+    by the target without its last id: the token before each target token. `weight_BN` (float32) is 1 for every token of
+    the target and its [EOS], and 0 for padding.
     """
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:

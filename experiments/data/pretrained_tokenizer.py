@@ -64,7 +64,10 @@ class Published(tokenization.Tokenizer):
         self.special = frozenset(added | {id for id in ids.values() if id is not None})
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
-        """Return the ids of a text."""
+        """Return the ids of a text (int32). specials: whether to add special tokens around it, such as [CLS] and [SEP].
+
+        Raises UserError if the text is not Unicode.
+        """
         text = tokenization.check_unicode(text)
         return np.asarray(self.library.encode(text, add_special_tokens=specials).ids, np.int32)
 
@@ -79,7 +82,7 @@ class Published(tokenization.Tokenizer):
         return complete[:start], complete[start + len(bare) :]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text, without special tokens."""
+        """Return the text of the ids. Special tokens, and numbers that are not ids, add nothing."""
         valid_ids = [id for id in tokenization.to_list(ids) if 0 <= id < self.size]
         return self.library.decode(valid_ids, skip_special_tokens=True)
 
@@ -137,9 +140,10 @@ def make(
 
 
 def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
-    """Return the tokenizer of the user's function: (iterator of training documents, str) -> tokenizer.
+    """Return the tokenizer that the user's function `name`, "my_file:function", makes from the training documents.
 
-    The tokenizer needs the methods of tokenization.Tokenizer, and `text` is the training text.
+    The function receives an iterator of str. Its result needs the methods of tokenization.Tokenizer. text: the
+    bytes of the documents.
     A tokenizer of the library `tokenizers`, also one inside a tokenizer of transformers, is saved with the run. Raises
     UserError if the function fails or returns something else.
     """
@@ -157,7 +161,7 @@ def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
 
 
 def read(path: str | os.PathLike) -> tokenization.Tokenizer:
-    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none."""
+    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none, or if it is damaged."""
     path = pathlib.Path(path)
     if path.is_dir():
         folder, path = path, find(path)
@@ -169,14 +173,14 @@ def read(path: str | os.PathLike) -> tokenization.Tokenizer:
             return read_library(files)
         if by_name.CODE.fullmatch(kind := str(saved["kind"])):
             remedy = f"Let {kind} return a tokenizers.Tokenizer, or use the result of launch.run"
-            raise ValueError(f"it names the function {kind} of the user's, whose tokenizer no file holds. {remedy}")
+            raise ValueError(f"it names your function {kind}, and no file holds the tokenizer it returns. {remedy}")
         if kind not in tokenization.KINDS:
             raise ValueError(f"kind = {kind!r} must be one of {', '.join(tokenization.KINDS)}")
         return OfRun(kind, saved["characters"], tuple(saved["specials"]))
 
 
 def find(folder: pathlib.Path) -> pathlib.Path | None:
-    """Return the file in the folder that `read` reads, or None."""
+    """Return the file of the tokenizer in a folder, which `read` reads, or None."""
     return next((file for name in FILES if (file := folder / name).is_file()), None)
 
 

@@ -52,7 +52,7 @@ def parse(text: str) -> Task:
     """
     match = re.fullmatch(r"([^:]*?)(_causal)?(?::([0-9]{1,9}))?", text)
     if match is None:
-        raise errors.UserError(f"synthetic.task = {text}: write only a number after the colon, as in ring:20")
+        raise errors.UserError(f"synthetic.task = {text}: write 1 to 9 digits after the colon, as in ring:20")
     rule = TASKS[by_name.choose("task", match[1], {name: name for name in TASKS})]
     number = int(match[3] or rule.default)
     problem = f"synthetic.task = {text} has the number {number}. Choose from {rule.least} to {MOST}, as in {match[1]}"
@@ -81,7 +81,7 @@ def draw(make: Callable[[np.ndarray, int, int], Answer], N: int, W: int) -> tupl
 
 
 def make_batch(w_BN: np.ndarray, target_BN: np.ndarray, weight_BN: np.ndarray) -> batches.Batch:
-    """Return the batch of these arrays, with the types of `draw`."""
+    """Return the batch of these arrays: w_BN and target_BN as int32, weight_BN as float32."""
     w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
     return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN.astype(np.float32)}
 
@@ -127,13 +127,16 @@ def scale(u: np.ndarray, n: int | np.ndarray) -> np.ndarray:
 
 
 def make_ring(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make tokens whose target is the previous token on a ring: w_{(n-1) mod N}."""
+    """Make tokens whose target is the previous token on a ring, w_{(n-1) mod N}. u_BRX and result: see `draw`."""
     w_BN = scale(u_BRX[:, 0, :N], W)
     return w_BN, np.roll(w_BN, 1, axis=1), np.ones(w_BN.shape)
 
 
 def make_previous(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make tokens whose target is the previous token, w_{n-1}. The first token has no target."""
+    """Make tokens whose target is the previous token, w_{n-1}. The first token has no target: its weight is 0.
+
+    u_BRX: uniform random numbers in [0, 1).
+    """
     w_BN, target_BN, weight_BN = make_ring(u_BRX, N, W)
     return w_BN, target_BN, weight_BN * (np.arange(N) > 0)
 
@@ -142,7 +145,7 @@ def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make graphs: the target of a node is 1 if an edge leads from a source to it, else 0. A source has no target.
 
     Every node has one outgoing edge: token p at position n is an edge from n to p. Token N + p is the same edge, and
-    marks n as a source.
+    marks n as a source (weight 0). u_BRX: uniform random numbers from 0 to 1.
     """
     other_BN = scale(u_BRX[:, 0, :N], N - 1)
     pointer_BN = other_BN + (other_BN >= np.arange(N))  # never to itself
@@ -158,8 +161,8 @@ def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_beats(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make tokens of a kind and a payload. The target is the payload of the kind that the token's kind beats.
 
-    Rock (0) beats scissors (1) beats paper (2) beats rock. A token is kind * P + payload, P = W // 3. An example has
-    all three kinds, each with one payload.
+    u_BRX: uniform random numbers. Rock (0) beats scissors (1) beats paper (2) beats rock. A token is
+    kind * P + payload, P = W // 3. An example has all three kinds, each with one payload.
     """
     P = W // 3
     payload_BC = scale(u_BRX[:, 0, :3], P)
@@ -172,7 +175,8 @@ def make_beats(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_membership(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make a set (first half) and queries (second half). The target of a query is 1 if the set contains it, else 0.
 
-    The tokens of the set differ, and have no target. Both targets are equally likely.
+    u_BRX: uniform random numbers from 0 to 1. The tokens of the set differ, and have no target (weight 0). Both targets
+    are equally likely.
     """
     n_set = N // 2
     order_BW = u_BRX[:, 0, :W].argsort(axis=1)
@@ -187,8 +191,8 @@ def make_membership(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make tokens of a key and a payload. The target is the payload of the nearest other token with the same key.
 
-    A token is key * P + payload, P = floor(sqrt(W)). It has no target if no other token has its key, or if the two
-    nearest are equally near.
+    A token is key * P + payload, P = floor(sqrt(W)). It has no target (weight 0) if no other token has its key, or if
+    the two nearest are equally near. u_BRX: uniform random numbers from 0 to 1.
     """
     P = math.isqrt(W)
     w_BN = scale(u_BRX[:, 0, :N], W // P * P)
@@ -204,6 +208,7 @@ def make_nearest(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_induction(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make T tokens that repeat until there are N. The target of token n is w_{n+1} (Olsson et al. 2022).
 
+    Return w_BN, target_BN and weight_BN (False: no target) from the uniform numbers u_BRX of `draw`, for ids below W.
     Tokens have a target from n = T on, where they have occurred before. T is uniform in N // 4 ... N // 2, so the
     distance does not follow from positions. The T ids differ, so each token determines the next one.
     """

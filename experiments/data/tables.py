@@ -20,9 +20,10 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 
 
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a file of JSON lines, or the objects of the list in a .json file that begins with a bracket.
+    """Yield ("line 3", object) for each line of JSON, or for each object of the list in a .json file.
 
-    A row has all its fields. fields: those that the caller needs; the first one is named in an error.
+    A .json file without a bracket at its start has JSON lines. Objects keep all their fields. fields: those that the
+    caller needs; errors name the first one. Raises UserError for invalid JSON, and ValueError if a row is no object.
     """
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
     for number, line in enumerate([data_files.load_text(file)] if is_list else data_files.lines(file), 1):
@@ -36,10 +37,10 @@ def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a .csv or .tsv table with all columns. In a .tsv a quotation mark is an ordinary character.
+    """Yield ("line 3", {column: cell}) for each row of a .csv or .tsv table, whatever `fields` are.
 
-    Raises ValueError for two columns of one name, another separator, a row of another length, and a misplaced quotation
-    mark.
+    Empty rows are skipped. In a .tsv a quotation mark is an ordinary character. Raises ValueError for two columns of
+    one name, another separator, a row of another length, and a misplaced quotation mark.
     """
     separator, quoting = ("\t", csv.QUOTE_NONE) if ending(file) == ".tsv" else (",", csv.QUOTE_MINIMAL)
     csv.field_size_limit(data_files.LONGEST)
@@ -70,7 +71,10 @@ def read_cells(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a Parquet table, with only the columns `fields`."""
+    """Yield ("row 1", {column: value}), ... of a Parquet table, with only the columns `fields`.
+
+    If one is missing, first yield ("row 1", {each column of the table: None}), in which `read` finds the fault.
+    """
     with data_files.require_extra(f"the Parquet table {file.name}"):
         from pyarrow import parquet
     with file.open() as content:
@@ -84,7 +88,7 @@ def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_hub(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield the rows of a split of a data set, with the columns that `find` selected."""
+    """Yield ("row 1", its fields), ... of a split of a data set, with the columns that `find` selected."""
     with disk.reading(file.name, Exception):  # `datasets` and its libraries for downloads raise errors of many types
         yield from ((f"row {number:,}", row) for number, row in enumerate(file.open(), 1))
 
@@ -101,7 +105,7 @@ def ending(file: data_files.File) -> str:
 def kind(file: data_files.File) -> Callable[..., Iterator[Row]] | None:
     """Return the function that reads the rows of a file; None if the file is not a table.
 
-    The end of the file's name decides; for a split of a data set it is `read_hub`.
+    The end of the file's name decides. For a split of a data set on the Hugging Face Hub, return `read_hub`.
     """
     return read_hub if file.version else KINDS.get(ending(file))
 
@@ -116,7 +120,7 @@ def select(files: Sequence[data_files.File], in_folders: Sequence[data_files.Fil
 
 
 def rows(file: data_files.File, field: str) -> Iterator[bytes]:
-    """Yield the documents in a field of a table that are not empty, in UTF-8. Raises UserError as `read` does."""
+    """Yield the non-empty texts in the column `field` of a table, in UTF-8. Raises UserError as tables.read does."""
     return (text.encode() for _, text, _ in read(file, field) if text)
 
 

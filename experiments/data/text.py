@@ -193,7 +193,10 @@ def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> l
 
 
 def documents(source: str, field: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the content of each document: a file and its path, or a row and its place in a table."""
+    """Yield the name and the content of each document: the path of a file, or the file and place of a table's row.
+
+    field: the column of a table with the text. Rows without text are left out.
+    """
     for text in read_once(source, find(source, field)[1], field):
         if text.rows:
             rows = tables.read(text.file, field)
@@ -218,7 +221,10 @@ def digests(texts: Sequence[Source]) -> Iterator[bytes]:
 
 
 def divide(name: str, texts: Sequence[Source]) -> Text:
-    """Return a single text cut in two, or several texts or the rows of tables, divided by their digests."""
+    """Return the texts as a training and a held-out part, called `name`.
+
+    A single text is cut in two. Several texts, or the rows of tables, are divided by digests of their contents.
+    """
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
     if texts[0].rows:  # rows with smaller digests are held out
         bound = int(share * 2**64).to_bytes(8, "big")
@@ -249,7 +255,10 @@ def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
 
 
 def cut(name: str, text: Source) -> Text:
-    """Return a document cut in two, between two UTF-8 characters. Raises UserError if it is too short."""
+    """Return a document as two parts: its end, a tenth or about MOST_EVALUATED bytes, is held out.
+
+    The cut is between two UTF-8 characters. Raises UserError if the document is too short.
+    """
     at = max(text.size * 9 // 10, text.size - MOST_EVALUATED)
     first = max(at - 3, 0)
     near = b"".join(slice_bytes(text.read, first, at + 1))
@@ -265,7 +274,7 @@ def cut(name: str, text: Source) -> Text:
 
 
 def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the bytes from `start` to before `stop`."""
+    """Yield the bytes from `start` to before `stop` of a document, in pieces. read: yields the document's pieces."""
     n = 0
     for piece in read():
         if inside := piece[max(start - n, 0) : max(stop - n, 0)]:
@@ -289,7 +298,10 @@ def read_docstrings(file: data_files.File) -> Iterator[bytes]:
 
 
 def list_docstrings(file: data_files.File, *extra: type) -> Iterator[str]:
-    """Yield the docstrings of a program's classes and functions, and of nodes of the types `extra`."""
+    """Yield the docstrings of a Python file's classes and functions, and of AST nodes of the types `extra`.
+
+    Raises SyntaxError if the file is not valid Python.
+    """
     described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
     nodes = (node for node in ast.walk(ast.parse(data_files.load_text(file))) if isinstance(node, described))
     return filter(None, map(ast.get_docstring, nodes))

@@ -115,7 +115,7 @@ class Tokenizer:
         """Return the ids of a text.
 
         text: the bytes of its documents, separated by NUL, in pieces that end anywhere. Raises UserError as `encode`
-        does, and if the text is not UTF-8.
+        does and, unless each byte is an id, if the text is not UTF-8.
         """
         content = io.BytesIO()
         for id_T in self.encode_text(text):
@@ -160,13 +160,16 @@ class Plain(Tokenizer):
         return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._look_up(text)
 
     def encode_text(self, text: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of the pieces; NUL stays a token. An unknown character is '[UNK]', or raises UserError."""
+        """Yield the ids of a text, in pieces, with the NUL between documents as a token.
+
+        An unknown character is '[UNK]'. Raises UserError for one if there is no '[UNK]'.
+        """
         if self.kind == "bytes":
             return (np.frombuffer(piece, np.uint8) for piece in text)
         return (self._look_up(piece).astype(self.dtype) for piece in decode_pieces(text))
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
-        """Yield the bytes that each id adds to the text."""
+        """Yield the bytes that each id adds to the text: none for an id outside the vocabulary."""
         return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

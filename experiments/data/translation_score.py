@@ -16,10 +16,11 @@ SCRIPTS = {  # of languages without spaces between words
 
 
 def scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return chrF (Popovic 2015: 2-fold weighted recall, character 6-grams) and BLEU (Papineni et al. 2002), 0 to 100.
+    """Return {"chrf": chrF, "bleu": BLEU}, from 0 to 100 (Popovic 2015, Papineni et al. 2002).
 
-    Both are computed over all sentences together, with sacrebleu's defaults except for the tokenizer of BLEU
-    (`choose_tokenizer`). A sentence may have several references.
+    chrF has 2-fold weighted recall and character 6-grams. Both are computed over all sentences together, with
+    sacrebleu's defaults except for the tokenizer of BLEU (`choose_tokenizer`). references: one or more for each
+    translation. Raises UserError if sacrebleu is missing.
     """
     return {name: score.score for name, (score, _) in compute(translations, references).items()}
 
@@ -39,13 +40,16 @@ def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
 
 
 def format_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> str:
-    """Return a line for each score, with the signature by which others can repeat it (Post 2018)."""
+    """Return a line for each score, with the signature by which others can repeat it (Post 2018).
+
+    references[i]: the references of translations[i].
+    """
     scores = compute(translations, references).values()
     return "\n".join(score.format(signature=str(metric.get_signature())) for score, metric in scores)
 
 
 def compute(translations: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, tuple[Any, Any]]:
-    """Return {name: (score of sacrebleu, the metric that computed it)}."""
+    """Return {name: (score of sacrebleu, the metric that computed it)}. references[i]: those of translations[i]."""
     inputs = list(translations), [list(sentences) for sentences in itertools.zip_longest(*references)]
     chosen = metrics(choose_tokenizer(references))
     return {name: (metric.corpus_score(*inputs), metric) for name, metric in chosen.items()}

@@ -53,7 +53,7 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
 
     Call this before any use of a device. It does nothing if several processes run, or if XLA_FLAGS sets the number of
     devices. fake: for a dry run, ignore the cores, start the device (`start`), and return that many fake CPU devices if
-    JAX has fewer. Otherwise the result is None.
+    JAX has fewer. Otherwise the result is None. Raises UserError for more than MOST_FAKE fake devices.
     """
     n_devices = math.prod(n for n in sizes.values() if n > 1)
     too_many = fake and n_devices > MOST_FAKE
@@ -165,7 +165,7 @@ def _count(jaxpr: Any, outside_kernels: bool) -> int:
 
 
 def tree_bytes(tree: Any) -> int:
-    """Return the bytes of all arrays of a tree, concrete or abstract."""
+    """Return the number of bytes of all arrays of a tree, concrete or abstract."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -133,8 +133,8 @@ def put(tree: Any, shardings: Any) -> Any:
 def put_into(tree: Any, arrays: Mapping[str, Any]) -> Any:
     """Return the tree, with the leaves at these paths replaced by the arrays, in the same dtype, shape and sharding.
 
-    arrays: {path, as in shapes.flat: array}. An array is broadcast over the first axis if the leaf has one row for each
-    run.
+    arrays: {path, as in shapes.flat: array}; other paths than those of the tree are ignored. An array is broadcast over
+    the first axis if the leaf has one row for each run.
     """
     leaves = shapes.flat(tree)
     for path in arrays.keys() & leaves.keys():

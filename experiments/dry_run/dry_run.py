@@ -90,7 +90,10 @@ def count_collectives(text: str) -> dict[str, dict[str, int]]:
 
 
 def result_bytes(shape: str, opcode: str) -> int:
-    """Return the bytes of a collective's outputs. shape: in XLA's notation, such as "(f32[2,3], bf16[4])"."""
+    """Return the bytes of a collective's outputs. shape: in XLA's notation, such as "(f32[2,3], bf16[4])".
+
+    opcode: its name in XLA. For all-gather-start and collective-permute-start, `shape` also has the inputs.
+    """
     sizes = []
     for dtype, dimensions in ARRAY.findall(shape):
         bits = int((re.findall(r"\d+", dtype) or [8])[0])  # "pred" has no number and takes a byte
@@ -101,7 +104,11 @@ def result_bytes(shape: str, opcode: str) -> int:
 
 
 def write_report(file: str, records: list[dict], failures: str, target: topologies.Topology, parts: dict) -> None:
-    """Write the records as JSON. Raises RunError if the file cannot be written."""
+    """Write a report of the compilation for `target` as JSON. Raises RunError if the file cannot be written.
+
+    records: of the programs. failures: why programs did not compile, or ''. parts: {name: arrays}; the report has the
+    bytes of each on a device.
+    """
     report = {"topology": target.name, "chips": len(target.devices), "hbm_bytes": int(target.memory)}
     report |= {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     report |= {"compiled": not failures, "reason": failures, "programs": records}

@@ -95,7 +95,10 @@ def describe(name: str) -> Topology:
 
 
 def compile_programs(requests: Iterable[Request]) -> list[Program]:
-    """Compile the requested programs, THREADS at a time, and return them in order."""
+    """Compile the requested programs, THREADS at a time, and return them in order.
+
+    If the compiler refuses a request, its Program has compiled = None and the reason.
+    """
 
     def compile_one(request: Request, lowered: jax.stages.Lowered) -> Program:
         try:

@@ -21,8 +21,8 @@ FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments:
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
     """Return the request to compile the user's function `name`, "my_file:step".
 
-    example: name of the function that makes its arguments. Raises UserError, with the user's file and line, if the code
-    fails or cannot be traced for these arguments.
+    example: name of the user's function that makes its arguments, from `devices` if it has a parameter. Raises
+    UserError if a function is missing or fails, also in tracing, or if the arguments are not a tuple with an array.
     """
     module_name, _, attribute = name.partition(":")
     form = f'"{name}" must have the form my_file:step. Call the command in the folder of my_file.py'
@@ -64,7 +64,7 @@ def make_abstract(arguments: tuple, devices: Sequence[Any], label: str) -> tuple
             return leaf
         sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
         if sharding and not sharding.device_set <= set(devices):
-            raise errors.UserError(f"{label}: the sharding {sharding} must be over the argument `devices`")
+            raise errors.UserError(f"{label}: the sharding {sharding} must use only devices of the argument `devices`")
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)  # float64 -> float32
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding or replicated)
 

@@ -34,7 +34,7 @@ class Clock:
         return run_plan.is_due(n, every=self._plan.every[action], steps=self._plan.steps)
 
     def listen(self, *, compares: bool = True) -> int:
-        """Update and return `request`: the number of a signal, SAVE, or 0; the same in all processes.
+        """Update and return `request`, equal in all processes: the number of a signal, SAVE if a save is due, or 0.
 
         compares: whether several processes compare their clocks, which makes the devices wait.
         """
@@ -80,13 +80,13 @@ class Saver:
         self.step = start  # of the newest save
 
     def save(self, n: int, state: train_step.State) -> None:
-        """Save the state after step n, with its metrics if they are known. Raises RunError if `check` does."""
+        """Save the state after step n, with its metrics if they are known. Raises RunError if `check` forbids it."""
         self.check(n, state)
         self.saves.save(n, state, self._metrics[1] if self._metrics[0] == n else None)
         self.step, self._clock.saved_at = n, time.monotonic()
 
     def add_metrics(self, n: int, state: train_step.State, metrics: dict[str, float], *, saves: bool) -> None:
-        """Write the metrics of step n to its manifest. saves: save the state if it is the best so far."""
+        """Write the metrics of step n into its checkpoint, if it has one. saves: save the state if it is a new best."""
         self._metrics = n, metrics
         self.saves.add_metrics(n, metrics)
         score = self._scored[n] = checkpoint.score(metrics, self._plan.keep_best)
@@ -126,15 +126,15 @@ class Logs:
     def log(self, n: int, metrics: dict) -> int:
         """Log the metrics of step n if its number makes this due, and show the progress.
 
-        Return how many steps up to n were skipped in a row. A step is skipped if its gradient is not finite
-        (train.nan). Raises RunError at PATIENCE of them.
+        Return how many steps up to n were skipped in a row. A step is skipped if its loss, gradient or
+        another value is not finite (train.nan). Raises RunError at PATIENCE of them.
         """
         skipped = int(jax.device_get(metrics.get("skipped", 0)))
         self._in_a_row, self._skipped = self._in_a_row + 1 if skipped > self._skipped else 0, skipped
         if self._in_a_row >= PATIENCE:
             raise errors.RunError(
-                f"step {n:,}: the last {PATIENCE} steps were skipped (train.nan). Resume from an earlier checkpoint"
-                " with a smaller optim.learning_rate"
+                f"step {n:,}: the last {PATIENCE} steps were skipped (train.nan), because the loss, the gradient or "
+                "another value was not finite. Resume from an earlier checkpoint with a smaller optim.learning_rate"
             )
         loss = None
         if run_plan.is_due(n, every=self._every, steps=self._steps):
@@ -257,7 +257,7 @@ def catch_up(run: Training, n: int, state: train_step.State) -> None:
 
 
 def evaluate(run: Training, n: int, state: train_step.State, *, skip: Sequence[bool] = (), saves: bool = True) -> None:
-    """Evaluate, and write the means into `logs.final`, the log of each run, and the manifest of step n.
+    """Evaluate, and write the means into `logs.final`, the log of each run, and a single run's manifest of step n.
 
     skip: for each of the runs that are trained together, True if its log gets nothing. saves: whether to save the
     state if a regular save is due (`Clock`), if the evaluation raises an error, or if its score is the best so far.

@@ -45,7 +45,7 @@ def abort(plan: run_plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoin
 
 
 def describe(plan: run_plan.Plan, n: int, state: train_step.State, batch: dict, metrics: dict) -> str:
-    """Return a sentence about step n: its non-finite numbers, the first such array, and the examples."""
+    """Return a sentence about step n: what is not finite, the first array where it is, and the batch's examples."""
     names = {"the loss": train_step.LOSS, "the gradient norm": "gradient_norm", "the learning rate": "learning_rate"}
     values = {name: float(jax.device_get(metrics[key])) for name, key in names.items()}
     faults = [f"{name} ({value})" for name, value in values.items() if not np.isfinite(value)] or ["a statistic"]

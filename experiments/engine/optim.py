@@ -96,7 +96,7 @@ def call_factory(
 
 
 def check_updates(name: str, rule: optax.GradientTransformation, params: Any) -> None:
-    """Raise UserError if the user's optimiser fails, or its updates differ in shape from the (abstract) parameters."""
+    """Raise UserError if the user's optimiser fails, or its updates lack the names or shapes of `params` (abstract)."""
     with by_name.user_errors(label := f"optim.name = {name}"):
         updates, _ = jax.eval_shape(rule.update, params, jax.eval_shape(rule.init, params), params)
     if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, params):
@@ -194,7 +194,7 @@ def orthogonalise(ns_steps: int = 5) -> optax.GradientTransformation:
 
 
 class AverageState(NamedTuple):
-    """The state of `average`."""
+    """The state of an optimiser that `average` wraps."""
 
     inner: Any  # state of the wrapped optimiser
     ahead: Any  # trained parameters minus their average

@@ -179,7 +179,10 @@ def keep_files(settings: configs.Settings, folder: pathlib.Path, work: Work, res
 
 @contextlib.contextmanager
 def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
-    """Context manager: convert an error of the file system, such as a full disk, into a RunError."""
+    """Context manager: convert an error of the file system, such as a full disk, into a RunError.
+
+    The message names the file of the error or, if the error has none, `folder`. BrokenPipeError passes unchanged.
+    """
     try:
         yield
     except BrokenPipeError:  # stdout has no reader
@@ -192,7 +195,10 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
 def start_state(
     plan: run_plan.Plan, saves: checkpoint.Checkpoints, folder: pathlib.Path, params: Mapping[str, np.ndarray]
 ) -> tuple[int, train_step.State]:
-    """Load the checkpoint to resume from, or initialise step 0. Return the step and the state."""
+    """Load the checkpoint to resume from, or initialise step 0. Return the step and the state.
+
+    folder: of the run. params: initial values by path, which replace random ones at step 0.
+    """
     like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # memory never holds two states
     if resumed := saves.resume(like, plan.resume):
         if distributed.is_main():
@@ -202,7 +208,7 @@ def start_state(
 
 
 def make_progress(plan: run_plan.Plan, start: int, flops: int) -> log.Progress:
-    """Return the progress bar of a single run, which begins at step `start`. flops: FLOPs of a step."""
+    """Return the progress bar of a single run, which begins at step `start`. flops: FLOPs of the first step."""
     per_example = plan.task.tokens_per_example
     options = {"start": start, "steps": plan.steps, "flops": flops / (plan.growth.sizes[0] * per_example)}
     peak = functools.partial(compilation.measure_peak, devices=plan.mesh)

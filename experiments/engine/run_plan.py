@@ -47,8 +47,8 @@ def prepare(
 ) -> tuple[Plan, train_step.State]:
     """Return the plan of a run, and the shapes, dtypes and shardings of its state.
 
-    Raises UserError if a setting is invalid, or if memory is too small. dry_run: accept up to
-    compilation.UNLIMITED bytes.
+    Raises UserError if a setting is invalid or unused, if memory is too small, or as causality.check does. dry_run:
+    accept up to compilation.UNLIMITED bytes, and do not check causality.
     """
     plan = make_plan(settings, task, devices)
     settings.refuse_unused()

@@ -79,8 +79,8 @@ def write_result(
 ) -> dict[str, Any]:
     """Write and print the summary of a trained model, draw its figures, and return the summary.
 
-    figures: (params, folder, rows of metrics.jsonl), as run.Figures. final: the final metrics. common: the other
-    entries of summary.json.
+    figures(params, folder, rows of metrics.jsonl) draws, and yields dicts of further metrics and paths of files. final:
+    the final metrics. common: the other entries of summary.json. Both dicts are changed.
     """
     final["params_sha256"] = checkpoint.digest(params)
     if metric := plan.keep_best.metric:
@@ -107,9 +107,10 @@ def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -
 
 
 def draw(figures: Callable, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
-    """Draw the figures (as in `write_result`). Return the paths of the files, and the further metrics.
+    """Draw the figures. Return the paths of the files, and the further metrics.
 
-    If drawing fails, print the error and return the results before it. Raises only RunError, or Interrupted (a signal).
+    figures(params, folder, rows of metrics.jsonl) yields paths of files, and dicts of metrics. If drawing fails, print
+    the error and return the results before it. Raises only RunError, or Interrupted (a signal).
     """
     files, metrics = [], {}
     try:

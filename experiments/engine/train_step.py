@@ -298,7 +298,7 @@ def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded)
 
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
-    """Return `evaluate` for a single run: (params, on_batch) -> means."""
+    """Return `evaluate` for a single run: (params, on_batch) -> {metric: mean}. It calls on_batch() between batches."""
     options = compilation.deterministic_options(mesh, task.deterministic)
     return functools.partial(evaluate, task, mesh, jax.jit(make_held_out(task, mesh), compiler_options=options))
 

@@ -80,7 +80,7 @@ def rows(path: plots.Path, images: dict[str, np.ndarray], *, title: str) -> path
 
 
 def hide(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
-    """Return the images as image_BYX3, with hidden patches in the colour HIDDEN."""
+    """Return the images as image_BYX3, from 0 to 1, with hidden patches (size x size pixels) in the colour HIDDEN."""
     return np.where(_repeat_for_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, colour(image_BYXZ))
 
 

@@ -75,7 +75,7 @@ def _find_font(letter: str) -> str:
 
 
 def name(text: str, most: int = 14) -> str:
-    """Return `visible(text, most)`, but keep spaces as they are."""
+    """Return the text printable and cut to `most` letters, as `visible` does, but with spaces as they are."""
     return visible(text, most).replace("␣", " ")
 
 
@@ -225,7 +225,7 @@ def heads(
 def attention_matrices(
     path: Path, *, A_MHNS: np.ndarray, queries: Sequence[str], keys: Sequence[str], title=TITLE, mean: bool = False
 ) -> pathlib.Path:
-    """Draw attention weights over the last 32 tokens, by layer and head. mean: also draw the mean of all heads."""
+    """Draw attention weights over the last 32 tokens, by layer and head. mean: also the mean over a layer's heads."""
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]

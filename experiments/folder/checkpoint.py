@@ -38,7 +38,8 @@ NONE = Best("", "more")
 def choose_best(metric: str, better: Mapping[str, str], *, key: str = "train.keep_best") -> Best:
     """Return the metric, and which values are better: as in BETTER or `better`, or less for a further loss, loss_NAME.
 
-    better: name of a metric of the user's -> "more" or "less" (Task.better). key: the setting, for the message.
+    metric: '' for none. better: name of a metric of the user's -> "more" or "less" (Task.better). key: the setting, for
+    the message.
 
     Raises UserError for another metric: neither its name nor the user says which values are better.
     """
@@ -213,7 +214,7 @@ def newest(folder: pathlib.Path) -> int | None:
 
 
 def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
-    """Return {"step": step, metric: value, ...} of the best checkpoint; None if no checkpoint has the metric `best`."""
+    """Return {"step": step, metric: value, ...} of the best checkpoint; None if no checkpoint has `best.metric`."""
     rows = ({"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder))
     row = max(rows, key=lambda row: (score(row, best), row["step"]), default={})
     return row if score(row, best) > -math.inf else None

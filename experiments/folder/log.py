@@ -196,13 +196,13 @@ class Line:
             self._bar.bar_format = self._bar.bar_format.replace(LEFT, "")
 
     def close(self) -> None:
-        """Close the bar, which then shows no time left."""
+        """Close the bar, and remove the estimate of the time left from it."""
         self.hide_time_left()
         self._bar.close()
 
 
 class Progress(Line):
-    """The progress of a single run."""
+    """The progress bar of a single run: its steps, loss, tokens per second, and share of the devices' speed."""
 
     def __init__(
         self,

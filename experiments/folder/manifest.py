@@ -63,7 +63,7 @@ def metrics(checkpoint: pathlib.Path) -> dict[str, float]:
 
 
 def verify(checkpoint: pathlib.Path) -> None:
-    """Raise UserError if a file of the checkpoint is missing, or if its SHA-256 differs from the manifest's."""
+    """Raise UserError if the manifest or one of its files is missing, or if a SHA-256 differs from the manifest's."""
     for name, digest in _read(checkpoint)["files"].items():
         file = checkpoint / name
         with disk.reading(file):

@@ -50,7 +50,10 @@ DATA_FORM |= {"mean": [float], "std": [float], "source": [str], "target": [str]}
 
 
 def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
-    """Return the JSON object in a file. form: of its fields (see `find_fault`)."""
+    """Return the JSON object in a file, {} if the file is missing. Raises UserError unless it has this `form`.
+
+    form: of its fields (see `find_fault`).
+    """
     if not os.path.lexists(file):
         return {}
     with disk.reading(file):

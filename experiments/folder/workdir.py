@@ -51,7 +51,7 @@ def read_commit() -> tuple[str, bytes]:
 
 
 class InUse(errors.UserError):
-    """Another process has locked the folder."""
+    """The error for a folder that another process has locked."""
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def open_run(
     data: Mapping[str, Any] | None = None,
     resume: int | None = None,
 ) -> bool:
-    """Create or reopen the folder of a run, which is locked. Return True if its run has taken all steps of the config.
+    """Create or reopen a run's folder, locked by the caller. Return True if its run has taken all steps of the config.
 
     Every process must call this. devices: their number and kind; if not None, print `list_changes` since the previous
     session. data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to resume from;
@@ -212,7 +212,7 @@ def is_finished(folder: pathlib.Path, steps: int) -> bool:
 
 
 def has_checkpoint(folder: pathlib.Path | None) -> bool:
-    """Return True if the folder of a run has a checkpoint to resume from."""
+    """Return True if the folder of a run has a checkpoint to resume from; False for None."""
     return folder is not None and checkpoint.newest(folder / records.CHECKPOINTS) is not None
 
 

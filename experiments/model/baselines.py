@@ -40,10 +40,10 @@ def guess_class(
 
 
 def guess_image(evaluation: Sequence[dict], *, data: images.Images) -> dict[str, tuple[float, str]]:
-    """Return the baseline of `guess_class`, and {"neighbour": (share, description)}: the class of the nearest image.
+    """Return the baseline of `guess_class`, and {"neighbour": (accuracy, description)}: the class of the nearest image.
 
     This is the training image with the smallest squared distance of pixels, sum_p (x_p - x'_p)^2, as of scikit-learn's
-    KNeighborsClassifier(1). It is left out if the distances need more than WORK multiplications.
+    KNeighborsClassifier(1). "neighbour" is missing if the distances need more than WORK multiplications.
     """
     result = guess_class(evaluation, train_label_B=data.train_label_B, classes=data.classes)
     train_BP, held_out_EP = (

@@ -112,7 +112,10 @@ def vision_model(
 
 
 def masked_image_model(m: configs.Settings, *, Y: int, X: int, Z: int, patch: int, **options: Any) -> models.Model:
-    """Return a model that predicts the pixels of masked patches. options: layout and mask, as in vision_model."""
+    """Return a model that predicts the pixels of masked patches. options: layout and mask, as in vision_model.
+
+    Raises UserError unless `patch` divides Y and X, and if model.output_cap is set.
+    """
     N, P = count_patches(Y, X, Z, patch=patch)
     embed, head = bind_sizes(embeds.masked_patches, P=P), bind_sizes(heads.pixels, P=P)
     errors.refuse((m.output_cap, f"model.output_cap = {m.output_cap} is for logits, not for pixels. Set it to 0"))
@@ -140,7 +143,8 @@ def encoder_decoder(
 ) -> models.Model:
     """Return an encoder-decoder with W token ids, and with M layers and up to N tokens on each side.
 
-    tied_output: the output matrix is the embedding.
+    tied_output: the output matrix is the embedding. layout, mask: arguments of `model`. Raises UserError for settings
+    that are wrong.
     """
     checks.check_causal(m)
     embed, head = bind_sizes(embeds.words, W=W), bind_sizes(heads.next_word, W=W)

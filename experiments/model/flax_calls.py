@@ -81,7 +81,10 @@ class NNX(_Calls):
     """An nnx module as functions of its arrays by path."""
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Return the values of the module's variables, and of the JAX arrays that are its attributes."""
+        """Return path -> value of the module's variables, and of the JAX arrays that are its attributes.
+
+        Raises UserError if a variable holds several arrays, or none.
+        """
         found = self._find(self._make_module(False, key))
         self.collections = {path: collection for path, (collection, _) in found.items()}
         if wrong := [path for path, (_, leaves) in found.items() if len(leaves) != 1]:
@@ -89,7 +92,7 @@ class NNX(_Calls):
         return {path: jnp.asarray(leaf) for path, (_, (leaf,)) in found.items()}
 
     def read_metadata(self) -> dict[str, PartitionSpec]:
-        """Return the axes that the partitioning metadata of each variable names."""
+        """Return {path: the axes that the variable's partitioning metadata names}, PartitionSpec() without metadata."""
         specs = dict.fromkeys(self.collections, PartitionSpec())
 
         def read(key: jax.Array) -> None:
@@ -157,12 +160,12 @@ class Linen(_Calls):
         return {path: jnp.asarray(leaf) for path, leaf in leaves.items() if self.collections[path] not in SHOWN}
 
     def read_metadata(self) -> dict[str, PartitionSpec]:
-        """Return the axes that the partitioning metadata of each variable names."""
+        """Return {path: the axes that the variable's partitioning metadata names}, PartitionSpec() without metadata."""
         specs = linen.get_partition_spec(jax.eval_shape(self._init, jax.random.key(0)))
         return traverse_util.flatten_dict(dict(specs), sep=".")
 
     def call(self, leaves: dict, inputs: jax.Array, key: jax.Array, options: dict, train: bool, axes: tuple) -> Called:
-        """Call the module with these arrays. axes: of the mesh, over which batch norms average."""
+        """Call the module with the leaves {path: array}. axes: the mesh axes over which batch norms average."""
 
         def intercept(method: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
             self._see(context.module, ".".join(context.module.path), axes)
@@ -183,7 +186,7 @@ class Linen(_Calls):
 
 
 def choose(cls: type) -> type[_Calls]:
-    """Return NNX or Linen for a class of modules."""
+    """Return NNX if `cls` is a class of nnx modules, else Linen: they call such a module as functions of its arrays."""
     return NNX if issubclass(cls, nnx.Module) else Linen
 
 
@@ -226,7 +229,7 @@ def check(
 
     label: the module's name in messages. shapes: its arrays by path. options: further arguments of its call. Raises
     UserError if a call does what a run cannot repeat: it changes other state than batch statistics, it changes state in
-    evaluation, its dropout does not follow the training mode, or it sows a loss.
+    evaluation, its dropout or batch norm does not follow the training mode, or it sows a loss.
     """
     arguments, called = (shapes, inputs, jax.eval_shape(jax.random.key, 0)), {}
 

@@ -31,7 +31,10 @@ VALID = "valid"  # argument of a module's call for the mask valid_BN: True for t
 
 
 class Module(NamedTuple):
-    """The user's module: how it is called, its arrays by path, and their names in our dictionary of parameters."""
+    """The user's module: how it is called, its arrays by path, and their names in our dictionary of parameters.
+
+    names: {path: name}. takes_valid: whether its call has the argument `valid`, True for tokens that are not padding.
+    """
 
     label: str  # for messages
     calls: Any  # of flax_calls.choose
@@ -104,7 +107,7 @@ def _find_norm(path: str) -> str:
 
 
 def init(module: Module, key: jax.Array, **block_settings: Any) -> dict[str, jax.Array]:
-    """Return the initial parameters and other arrays. Raises UserError for settings of our blocks.
+    """Return the initial parameters and other arrays by name. Raises UserError if there are block_settings.
 
     An array of integers or bools is float32 here, because the training step differentiates with respect to all.
     """
@@ -147,7 +150,7 @@ def hidden(
 def start(
     module: Module, params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the logits_BW after each prompt, and the tokens so far as the cache: no keys and values are kept."""
+    """Return the logits_BW after each prompt, and as the cache the prompts, padded with 0 to `capacity` tokens."""
     w_BN = jnp.pad(prompt_BN, ((0, 0), (0, capacity - prompt_BN.shape[1])))
     return _predict(module, params, w_BN, length_B - 1), w_BN
 
@@ -270,5 +273,5 @@ def split_measures(label: str, outputs: Any) -> tuple[jax.Array, variant.Measure
     are_pairs = [isinstance(pair, tuple) and [*map(jnp.shape, pair)] == [(), ()] for pair in pairs]
     if not isinstance(logits, jax.Array) or not all(are_pairs):
         form = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", outputs)
-        raise errors.UserError(f"{label} must return logits or {flax_calls.FORM}, of two numbers, not {form}")
+        raise errors.UserError(f"{label} must return logits or {flax_calls.FORM}, where both are scalars, not {form}")
     return logits, measures

@@ -50,7 +50,10 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
     def measure(logits: jax.Array, target: jax.Array, weight: jax.Array) -> Ratios:
         arrays = logits, target, weight
         if logits.shape[:-1] != target.shape:
-            raise errors.UserError(f"the model returns logits of shape {logits.shape} for targets of {target.shape}")
+            raise errors.UserError(
+                f"the model returns logits of shape {logits.shape} for targets of {target.shape}. "
+                "Return a vector of logits for each target"
+            )
         measures = {metric: metrics[metric].measure(*arrays) for metric in metrics}
         return {"loss": chosen(*arrays), "accuracy": loss.accuracy(*arrays)} | measures
 

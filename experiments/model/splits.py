@@ -48,10 +48,11 @@ def evaluation_batch_size(t: configs.Settings, tokens: int, n: int) -> int:
 
 
 def split_for_tuning(train: Examples, *, most: int, stride: int = 1) -> tuple[Examples, Examples]:
-    """Split the training examples into a training and a tuning part, which do not overlap.
+    """Split the training examples into (training, tuning), two parts that do not overlap.
 
     One block in ten is for tuning: up to BLOCK examples, whose indices differ by `stride`. The tuning part has at most
-    `most` of all these, evenly spaced. stride: as in make_splits. Raises UserError if there are too few examples.
+    `most` of all these, evenly spaced. stride: examples whose indices differ by this much do not overlap. Raises
+    UserError if there are too few examples.
     """
     fetch, n = train
     period = min(SHARE * BLOCK * stride, n)  # indices: training part, gap, block, gap

@@ -89,7 +89,10 @@ def format_number(number: float) -> str:
 
 
 def read_eps(m: configs.Settings) -> float:
-    """Return eps, the number inside the root of the norms, from model.norm (rms:1e-6). Raises UserError if eps < 0."""
+    """Return eps, the number inside the root of the norms, from model.norm (rms:1e-6).
+
+    Raises UserError unless it is a finite number >= 0.
+    """
     with contextlib.suppress(ValueError):
         if 0 <= (number := float(split("norm", m.norm)[1])) < np.inf:
             return number

@@ -51,6 +51,7 @@ def prepare_work(settings: configs.Settings, experiment: ModuleType, devices: Me
     """Return the Work that the experiment prepares, with adapters if optim.lora is set.
 
     experiment: a module with a function `prepare`. If its Work has no `figures`, the run draws the loss by step.
+    Raises UserError if `prepare` returns no Work.
     """
     work = experiment.prepare(settings, devices)
     if not isinstance(work, runs.Work):
@@ -125,9 +126,10 @@ def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
 def write_peft(
     folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], lines: list[tensors.Line]
 ) -> str:
-    """Write the adapters of a run (its folder and config) in peft's format, for a published model with these lines.
+    """Write the adapters of a run (its folder and settings) into `out`, in peft's format for a published model.
 
-    Return "", or the reason why nothing is written: a tensor of the published model holds several of our matrices.
+    lines: which of our matrices each tensor of the published model holds. Return "", or the reason why nothing is
+    written: a tensor holds several of our matrices.
     """
     arrays, (rank, _, alpha) = safetensors.read(folder / FILE), parse(settings["optim"]["lora"])
     nodes: dict[str, dict[str, str]] = {}  # path of a matrix -> {"A": name of the array, "B": ...}

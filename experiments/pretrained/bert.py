@@ -119,13 +119,13 @@ def write_roberta(settings: families.Settings, family: families.Family) -> dict[
 
 
 def cut_positions(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors without the unused rows of positions."""
+    """Return the tensors of `clean`, without the first settings["unread"] rows of the table of positions."""
     arrays = clean(arrays, settings, family)
     return {name: array[settings["unread"] :] if name == POSITIONS else array for name, array in arrays.items()}
 
 
 def restore_positions(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors of `restore`, with zeros for RoBERTa's first rows of positions, which no token uses."""
+    """Return `restore`'s tensors, with zeros before the positions: RoBERTa's first rows, which no token uses."""
     arrays, zeros = restore(arrays, settings, family), np.zeros((settings["unread"], settings["D"]), np.float32)
     return {**arrays, POSITIONS: np.concatenate([zeros, arrays[POSITIONS]])}
 

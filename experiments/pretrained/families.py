@@ -98,7 +98,7 @@ class Family(NamedTuple):
 
 
 def read(family: Family, config: HfConfig) -> Settings:
-    """Return the settings that a config.json means. Raises UserError for a value that is not supported."""
+    """Return our settings for a config.json. Raises UserError if values are unsupported or do not fit together."""
     expect(config, family.fixed)
     settings = dict(family.plain)
     settings |= {letter: size(config, name, default) for letter, (name, default) in family.sizes.items()}

@@ -31,10 +31,10 @@ POOLER = {"pooler.dense.weight": "head/pooler/W_DD", "pooler.dense.bias": "head/
 def read(path: str | pathlib.Path) -> trained.Trained:
     """Return the model in a folder (config.json and its safetensors), or in a safetensors file next to a config.json.
 
-    Raises UserError for a family or a setting that is not supported, and for tensors that `tensors.read` refuses.
+    Raises UserError for a missing file, an unsupported family or setting, and tensors that `tensors.read` refuses.
     """
     file = safetensors.file_of(path).with_name("config.json")
-    errors.refuse((not file.exists(), f"{file} is missing. It records what the model next to it is"))
+    errors.refuse((not file.exists(), f"{file} is missing. It describes the model: copy it into this folder"))
     hf_config = records.read_object(file, {})
     family = choose(hf_config.get("model_type"))  # before a large file is read
     for section in (hf_config, *hf_config.values()):  # text_config has one too
@@ -53,8 +53,9 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathli
     """Return the model that config.json describes and the tensors hold. path: its folder.
 
     Its facts include `headless`, True if it ends before its logits, and `aside`, {name: array} of tensors that our
-    models lack. `pooler` has the arrays, by our paths, with which a new head for classes of texts begins. `class_layer`
-    is the text.head of such a head in transformers. `read` adds `ids`, the ids that begin, end and pad a text.
+    models lack. If the family can classify texts, `pooler` has the arrays, by our paths, with which a new head for
+    classes begins, and `class_layer` is the setting text.head of that head. `read` adds `ids`, the ids that begin,
+    end and pad a text. Raises UserError for an unknown family, or if config.json and the tensors do not fit.
     """
     name = hf_config.get("model_type")
     family, label = choose(name), f"{path} is not the {name} that its config.json describes"
@@ -84,9 +85,10 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathli
 
 
 def find_head(family: families.Family, hf_config: families.HfConfig, arrays: tensors.Arrays) -> tuple[str, bool]:
-    """Return the kind of head, and True if the file holds it: all weights of its table that have a bias ("*").
+    """Return the kind of head, and True if the file holds the weights "NAME.weight" of all "NAME.*" in its table.
 
     Heads for classes of texts and of tokens can have the same tensors: only the class in config.json tells them apart.
+    If the file holds no head, return the family's first kind.
     """
     architecture = str((hf_config.get("architectures") or "?")[0])
     weights = {kind: [x[:-1] + "weight" for x in head.table if x.endswith("*")] for kind, head in family.heads.items()}
@@ -149,9 +151,10 @@ def write(folder: str | pathlib.Path, model: trained.Trained, name: str) -> list
 def describe(
     model: trained.Trained, name: str
 ) -> tuple[families.Family, dict[str, Any], families.Settings, list[tensors.Line]]:
-    """Return a model's family, its config.json, the settings that are read back from it, and the lines of its tensors.
+    """Return the family `name`, the model's config.json in it, its settings, and a tensors.Line for each tensor.
 
-    Raises UserError for settings and parameters that the family does not have.
+    The settings are updated by those that are read back from config.json. Raises UserError for a model, settings and
+    parameters that the family does not have.
     """
     family, label, flat = choose(name), f"this model cannot be written as {name}", shapes.flat(model.params)
     trained.check_kind(model, *family.heads, needs_head=False)
@@ -178,7 +181,10 @@ def describe(
 
 
 def list_lines(model: trained.Trained, name: str) -> list[tensors.Line]:
-    """Return the lines (tensors.Line) by which `write` translates the model, with the full names of tensors."""
+    """Return the lines (tensors.Line) that map our parameters to the tensors of `write`, by their full names.
+
+    name: the model_type, as for `write`. Raises UserError if this family does not have such a model.
+    """
     family, _, _, lines = describe(model, name)
     return [line._replace(theirs=add_prefix(family, line.theirs)) for line in lines]
 

@@ -58,7 +58,10 @@ def read_windowed(
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json that are not in the family's table."""
+    """Return further fields of config.json, which the tables of `family` (sizes, choices, epsilon) do not give.
+
+    Raises UserError if the family is Llama and H does not divide D.
+    """
     D, H, architecture, biases = settings["D"], settings["H"], family.architecture, blocks.BIASES[settings["bias"]]
     divides = architecture != "Llama" or D % H == 0  # transformers' Llama requires this even with head_dim
     families.require(divides, "num_attention_heads", H, f"a divisor of hidden_size = {D}")

@@ -37,7 +37,8 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         logits_BNW = model(np.array([model.tokenizer.encode("Once upon a time")]))
 
     Of a run's folder, open the best checkpoint if the run has train.keep_best, else the newest. A published model is a
-    folder with config.json and model.safetensors, or one of these files. Raises UserError if there is no model.
+    folder with config.json and model.safetensors, or one of these files. trust: the user's code in a run's config that
+    may be executed, such as "my_file:my_score". Raises UserError if there is no model, or if it cannot be opened.
     """
     example = "a model is a run's folder, or the folder or file of a published one"
     errors.refuse(

@@ -46,7 +46,10 @@ def read(config: families.HfConfig, N: int) -> str:
 
 
 def write(settings: families.Settings) -> dict[str, Any]:
-    """Return the fields of config.json: the inverse of `read`. They include the fields that transformers 4 reads."""
+    """Return the fields of config.json that describe rotary positions, from which `read` returns these `settings`.
+
+    They include the fields that transformers 4 reads.
+    """
     base, *scaling = variants.split("relative_position", settings["relative_position"])[1].split(":")
     kind, *numbers = scaling or ["default"]
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": float(base)}

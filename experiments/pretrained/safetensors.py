@@ -26,7 +26,7 @@ NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Return all arrays by name, of the file that `file_of` finds, or of all files that an index names.
 
-    Raises UserError if a file is missing or damaged, or outside the folder of the index.
+    Raises UserError if a file is missing, damaged or outside the folder of the index, or lacks a tensor of the index.
     """
     path = file_of(path)
     if not path.name.endswith(".index.json"):

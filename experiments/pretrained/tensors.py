@@ -26,7 +26,7 @@ QUANTISED = "Quantised models are not read. Use the original model, with weights
 
 
 class Line(NamedTuple):
-    """A line of a table: the name of their tensor ({m}: one in each layer), and the paths of our parameters in it."""
+    """A line of a table: the name of a published tensor ({m}: one a layer), and the paths of our parameters in it."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -34,9 +34,9 @@ class Line(NamedTuple):
 
 
 def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
-    """Return the lines of the table whose parameters are all in our tree.
+    """Return the lines of the table whose parameters are all in `params`.
 
-    transposed: the file's matrices of layers have a row for each input.
+    transposed: the published file's matrices of layers have a row for each input.
     """
     paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
     for theirs, ours in table.items():
@@ -54,15 +54,16 @@ def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -
 
 
 def names(line: Line, flat: Mapping[str, Any]) -> list[str]:
-    """Return the names of a line's tensors: one for each layer if the name has {m}. flat: our parameters by path."""
+    """Return the published names of a line's tensors: one per layer if it has {m}. flat: our parameters by path."""
     layers = flat[line.ours[0]].shape[0] if "{m}" in line.theirs else 1
     return [line.theirs.format(m=m) for m in range(layers)]
 
 
 def read(lines: Sequence[Line], tensors: Arrays, params: Any, label: str) -> dict[str, np.ndarray]:
-    """Return our float32 arrays by path. tensors: their arrays by name. params: our tree, with the shapes.
+    """Return our float32 parameters by path. tensors: a published model's, by name. params: our tree, with the shapes.
 
-    Raises UserError, which begins with the label, for tensors that are missing, left over, or of another shape.
+    lines: the result of `select`. Raises UserError, which begins with the label, for tensors that are missing, left
+    over, quantised, or of another shape.
     """
     ours, expected = shapes.flat(params), {}
     for line in lines:
@@ -87,7 +88,7 @@ def read(lines: Sequence[Line], tensors: Arrays, params: Any, label: str) -> dic
 
 
 def write(lines: Iterable[Line], params: Any) -> dict[str, np.ndarray]:
-    """Return their tensors by name: the inverse of `read`."""
+    """Return the published model's tensors by name, from our parameters: the inverse of `read`."""
     flat, tensors = shapes.flat(params), {}
     for line in lines:
         parts = []

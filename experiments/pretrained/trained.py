@@ -91,7 +91,10 @@ def is_pooled(model: "Trained") -> bool:
 
 
 def expect(model: "Trained", network: models.Model) -> dict:
-    """Return the tree of the shapes of a model's parameters. network: the functions of the model."""
+    """Return the tree of the shapes of a model's parameters. network: the functions of the model.
+
+    Its "head" is empty if the model ends before its logits.
+    """
     params = jax.eval_shape(network.init, jax.random.key(0))
     return params | ({"head": {}} if model.facts.get("headless") else {})
 
@@ -179,7 +182,7 @@ def _forward(
 def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
     """Raise UserError if the model has no logits of single tokens, or if n_B is outside the tokens of the inputs.
 
-    n_B: as `at` in Trained.run; None is not checked, and a traced n_B may be outside.
+    n_B: as `at` in Trained.run; None is not checked. A traced n_B, and one for patches of images, may be outside.
     """
     if n_B is None:
         return
@@ -194,7 +197,8 @@ def check_token(model: "Trained", inputs: Any, n_B: Any) -> None:
 def in_batches(function: Callable[..., Any], fetch: Fetch, *, n: int, batch: int = BATCH) -> Iterator[Any]:
     """Yield function(inputs_B, valid_BN) for each batch of n inputs, as numpy.
 
-    The last batch is filled with copies of the last input. The caller cuts off their results.
+    fetch: index_B -> (inputs_B, valid_BN or None). The last batch is filled with copies of the last input. The caller
+    cuts off their results. Raises UserError if n or `batch` is less than 1.
     """
     configs.at_least(1, {"batch": batch, "the number of inputs": n})
     batch = min(batch, n)
@@ -230,7 +234,10 @@ def predict_texts(
 
 
 def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
-    """Return the `fetch` of `in_batches` for padded texts, without the columns that are padding in all of them."""
+    """Return index_B -> (id_BN, valid_BN) of padded texts, without the columns that are padding in all of them.
+
+    valid_BN: True for ids that are not padding; None if no padding is left. `in_batches` takes the function as `fetch`.
+    """
     T = np.count_nonzero(valid_BN.any(0))
     is_padded = not valid_BN[:, :T].all()
     return lambda index_B: (id_BN[index_B, :T], valid_BN[index_B, :T] if is_padded else None)
@@ -275,7 +282,10 @@ def explain_kind(experiment: str) -> str:
 
 
 def check_trust(path: pathlib.Path, config: Mapping[str, Any], trust: Sequence[str]) -> None:
-    """Raise UserError unless `trust` has all code of users that these settings name, because it would be executed."""
+    """Raise UserError unless `trust` has all code of users that `config` names, because it would be executed.
+
+    path: the model's folder, for the message.
+    """
     for key, text in configs.find_code("", config):
         refused = f'{path} has {key} = "{text}", code that would be executed. Add --trust={text} if you trust it.'
         errors.refuse((text not in trust, refused))
@@ -326,12 +336,15 @@ class Trained:
         return self.logits(self.normalise(inputs), valid)
 
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
-        """Return logits of ids, or of images that are normalised already, like those in the batches of a run."""
+        """Return logits of ids, or of images that are normalised already, like those in the batches of a run.
+
+        valid: valid_BN, False for padding. Raises UserError if the model is of another kind or has no head.
+        """
         check_kind(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         return self.compute(self.params, inputs, valid, output="logits")[0]
 
     def normalise(self, inputs: Any) -> Any:
-        """Return the inputs, raw images normalised like the training data."""
+        """Return raw images normalised like the training data, and other inputs unchanged."""
         return image_file.prepare(inputs, self.image_format) if self.kind in IMAGES else inputs
 
     def run(
@@ -352,7 +365,7 @@ class Trained:
         layer m (0 is the first). Edits of tfm.inside are arguments of one compiled program; for other functions the
         program is compiled at each call. look: the names of activations to return. `names()` lists all with their axes.
         at: compute only the logits_BW of this token, or of token at[b] of input b; -1 is the last column, which may be
-        padding. Raises UserError for unknown names, for a model without a head, and for `at` if there is no such token.
+        padding. Raises UserError for unknown names, for a model without a head, and for `at` without such logits.
         """
         check_kind(self, *BUILD)
         check_token(self, inputs, at)
@@ -431,7 +444,10 @@ class Trained:
 
     @property
     def classes(self) -> Sequence[str]:
-        """Return the names of the classes, or of a regression's numbers, in the order of `predict`."""
+        """Return the names of the classes, or of a regression's numbers, in the order of `predict`.
+
+        Raises UserError if the model has no such names.
+        """
         with disk.reading(self.path):
             return self.image_format["classes"] if self.kind == "image" else self.facts["class_names"]
 

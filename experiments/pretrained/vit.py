@@ -28,14 +28,17 @@ def _read_sides(config: families.HfConfig, name: str, default: int) -> tuple[int
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return the fields of config.json that are not in the family's table."""
+    """Return the fields of config.json that `family` does not list: pooler_act, image_size and patch_size."""
     Y, X = settings["image"]
     sides = {"image_size": Y if Y == X else [Y, X], "patch_size": settings["patch"]}
     return {"pooler_act": settings.get("pooler_act", "tanh")} | sides
 
 
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors with the axes of ours: a matrix of patches, and no batch axis. Missing biases are zero."""
+    """Return the tensors with the axes of this project: a matrix of patches, and no batch axis.
+
+    With qkv_bias = false, the biases of queries, keys and values are zero. Raises UserError if the file has some then.
+    """
     zeros = {} if settings["query_bias"] else dict.fromkeys(_list_biases(settings), np.zeros(settings["D"], np.float32))
     families.require(zeros.keys().isdisjoint(arrays), "qkv_bias", False, "true for a file with these biases")
     kernel = arrays[KERNEL].transpose(0, 2, 3, 1).reshape(len(arrays[KERNEL]), -1)

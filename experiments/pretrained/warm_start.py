@@ -29,7 +29,8 @@ CLASSIFIERS = ("text_classification", "vision")
 def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) -> configs.Settings:
     """Copy architecture and tokenizer from the model at init_from to all settings that the user has not chosen.
 
-    Print the changes. A resumed run has a `folder`, whose config.json then decides instead of the model.
+    Print the changes. A resumed run has a `folder`, whose config.json then decides instead of the model. Raises
+    UserError if a value from the model names code, which the run would execute.
     """
     values = settings.to_dict()
     path, experiment = values["init_from"], values.get("study", values)["experiment"]
@@ -62,10 +63,10 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return {setting: value} that a config needs to use the model, without fresh positions and the head's settings.
+    """Return {setting: value} that a config needs to use the model, without fresh positions.
 
-    text.head or image.head is included if the head is kept: it is not fresh, and both or none of model and experiment
-    classify.
+    text.head or image.head is included only if the head is kept: it is not fresh, and both or none of model and
+    experiment classify.
     experiment: that of the config. fresh: the parts in init_fresh.
     """
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
@@ -89,9 +90,10 @@ def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool
 def load(
     settings: configs.Settings, init: Callable[[jax.Array], dict], *, resumed: bool, files: Mapping[str, bytes]
 ) -> dict[str, np.ndarray]:
-    """Return the initial parameters by path, and print their table. {} if the run is resumed or has no init_from.
+    """Return {path: array} of the parameters that a run takes from the model at init_from. Print the model's table.
 
-    files: the run's tokenizer and data, by name. Raises UserError if settings, tensors or the tokenizer do not fit.
+    {} if the run is resumed or has no init_from. init: random key -> the run's own parameters. files: the contents of
+    the run's tokenizer and data, by name. Raises UserError if the model's settings, tensors or tokenizer do not fit.
     """
     path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
     errors.refuse((fresh and not path, f"init_fresh = {settings.init_fresh} needs init_from, the path of a model."))

@@ -53,7 +53,7 @@ class Panel(NamedTuple):
 def draw(
     folder: pathlib.Path, study: studies.Study, conditions: Conditions, runs: AllRuns, laws: Sequence[scaling.Family]
 ) -> list[Figure]:
-    """Write the figures of each condition and of each family of scaling laws into folder/figures."""
+    """Write the figures of each condition and of each family of scaling laws into folder/figures. Return them all."""
     disk.tidy(disk.folder(folder, "figures"))
     written, style = [], styles.choose_styles(study)
     for condition in conditions:
@@ -71,7 +71,7 @@ def draw(
 
 
 def write(folder: pathlib.Path, drawing: figure.Figure, kind: str, condition: str, caption: str) -> Figure:
-    """Write the figure as PNG and in the formats of ALSO."""
+    """Write the drawing as folder/figures/KIND_CONDITION.png, and in the formats of ALSO (SVG, PDF)."""
     name = re.sub(r"[^\w+.,=-]", "_", condition, flags=re.ASCII)[: studies.LONGEST]
     name += f"_{zlib.crc32(condition.encode()):08x}" * (name != condition)  # a table of another program has any names
     file = folder / "figures" / f"{'_'.join(filter(None, (kind, name)))}.png"
@@ -130,7 +130,7 @@ def stack(runs: Runs, curve: Callable[[study_runs.Run], dict[int, float]]) -> di
 
 
 def draw_course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw three panels over steps: training loss, held-out metric, its paired difference to the reference."""
+    """Draw training loss, held-out metric and its difference to the reference by step. None if no run has rows."""
     metric, paired = condition.metric, paired_curves(condition, runs)
     if not any(run.rows for arm_runs in runs.values() for run in arm_runs):
         return None
@@ -162,7 +162,10 @@ def smooth(curves: Mapping[str, Curve]) -> dict[str, Curve]:
 
 
 def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
-    """Return arm -> curves of its metric minus the reference's of the same seed, at the steps that both have."""
+    """Return arm -> (step_I, value_RI): the metric of R runs minus the reference's of the same seed.
+
+    Steps that not all have, the reference, and arms without values are left out.
+    """
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
 
     def difference(run: study_runs.Run) -> dict[int, float]:
@@ -184,7 +187,7 @@ def limit_to_second_half(panel: axes.Axes, curves: Mapping[str, Curve]) -> None:
 def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw the held-out metric against training FLOPs, and against seconds.
 
-    Each cost has a panel if runs of the reference have measured it.
+    Each cost has a panel if runs of the reference have measured it. Return None if there is no panel.
     """
     panels, metric = [], styles.spell(condition.metric)
     for name, (unit, label) in study_runs.COSTS.items():
@@ -209,7 +212,10 @@ def draw_costs(condition: statistics.Condition, runs: Runs, style: Styles) -> Dr
 
 
 def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
-    """Draw each arm's differences to the reference (if unpaired: to its mean), their mean, and the interval."""
+    """Draw each arm's differences to the reference (if unpaired: to its mean), their mean, and the interval.
+
+    Return None if no arm has a difference.
+    """
     arms = [arm for arm in condition.compared if arm.difference.n]
     if not arms:
         return None

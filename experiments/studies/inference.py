@@ -47,7 +47,10 @@ def interval(difference_XI: np.ndarray, m: float, extra: float = 0.0) -> tuple[n
 
 
 def p_value(difference_XI: np.ndarray, extra: float = 0.0) -> np.ndarray:
-    """Compute the uncorrected two-sided p of a mean of 0, by the t statistic of `interval`."""
+    """Compute p_X, two-sided and uncorrected, of a mean of 0 along the last axis, by the t statistic of `interval`.
+
+    extra: a variance that is added to the variance of the mean.
+    """
     mean_X, error_X, df = _mean_and_error(difference_XI, extra)
     return 2 * stats.t.sf(np.abs(mean_X) / error_X, df)
 
@@ -92,7 +95,10 @@ def detectable(n: int, m: float) -> float:
 
 
 def seeds_for(effect: float, m: float) -> int:
-    """Return the fewest seeds that show a difference of `effect` SDs, as in `detectable`, with probability POWER."""
+    """Return the fewest seeds that show a true difference of `effect` SDs with probability POWER.
+
+    They show it if the interval of their mean paired difference, at level 1 - 0.05/m, lies above 0.
+    """
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 
@@ -141,6 +147,7 @@ def crossing(curve: Mapping[int, float], threshold: float, *, better: str) -> fl
     """Return the step at which the curve, step -> value, reached the threshold; None if it never did.
 
     The step is interpolated linearly between two evaluations. The next evaluation, if there is one, must confirm it.
+    better: "less" or "more".
     """
     steps, sign = sorted(curve), 1 if better == "more" else -1
     reached = [sign * curve[step] >= sign * threshold for step in steps]

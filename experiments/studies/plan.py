@@ -22,7 +22,7 @@ Comparison = tuple[str, str, frozenset[str]]  # condition, metric, the arm and i
 
 
 class Past(NamedTuple):
-    """The content of plan.jsonl: the comparisons ever planned, and the error that each read verdict has spent."""
+    """The content of plan.jsonl: the comparisons ever planned, and the share of the 5 % error spent by each verdict."""
 
     comparisons: dict[Comparison, str]  # each comparison that was ever planned -> a phrase for the report
     looks: dict[frozenset[int], float]  # the seeds of each verdict that was read -> its share of the 5 % error

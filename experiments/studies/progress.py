@@ -39,7 +39,7 @@ class Progress(log.Line):
         self._step = step
 
     def replace(self, job: Any, rest: Sequence[Any]) -> None:
-        """Replace a waiting program by `rest`: the programs with its runs that no other process has trained."""
+        """Replace the waiting program `job` by the programs `rest`, with its runs that no other process has trained."""
         self.is_shared = True
         self._later = [later for later in self._later if later is not job] + [*rest]
         self._count += len(rest) - 1

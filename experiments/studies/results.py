@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """The finished runs of a study and the numbers computed from them."""
+    """The finished runs of a study, the comparisons in each condition, those planned earlier, and the scaling laws."""
 
     runs: list[study_runs.Run]
     conditions: list[statistics.Condition]
@@ -223,7 +223,8 @@ def tabulate_every_run(finished: list[study_runs.Run], compared: Iterable[str]) 
 def record(study: studies.Study, analysis: Analysis, session: dict) -> dict:
     """Return the content of report.json. Numbers that do not exist, such as the interval of two seeds, are null.
 
-    "conditions", their "arms", and "scaling" have the fields of the dataclasses; "what" is the argument `session`.
+    "conditions", their "arms", and "scaling" have the fields of the dataclasses; "what" is `session` and the version
+    of scipy.
     """
     missing, diverged = [], []
     for condition in analysis.conditions:

@@ -12,10 +12,10 @@ from experiments.studies import programs, study as studies
 def open_runs(
     folder: pathlib.Path, every: list[studies.Program], waiting: list[programs.Checked], session: programs.Session
 ) -> None:
-    """Make or reopen the folder of each run that no other process has locked. waiting: programs to be trained.
+    """Make or reopen the folder of each run of `every` that no other process has locked.
 
-    Remove the summary.json of a run that finished after fewer steps than are planned now. Raises UserError if a run,
-    also a finished one, had other settings or data.
+    waiting: the programs of `every` to be trained. Remove the summary.json of a run that finished after fewer steps
+    than are planned now. Raises UserError if a run, also a finished one, had other settings or data.
     """
     data = {run.place: job.data for job in waiting for run in job.program.runs}
     for program in every:
@@ -39,7 +39,7 @@ def open_runs(
 
 
 def has_checkpoints(folder: pathlib.Path, program: studies.Program) -> bool:
-    """Return True if the training of this program has begun."""
+    """Return True if the program has a folder of checkpoints in `folder`, so that its training has begun."""
     return (folder / records.CHECKPOINTS / program.folder).exists()
 
 

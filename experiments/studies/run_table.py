@@ -60,8 +60,9 @@ class Table(NamedTuple):
 def read(file: pathlib.Path, metric: str, better: str, *, wide: bool = False) -> Table:
     """Return the runs of a table as finished runs. Print what is read, replaced and left out.
 
-    metric: the name of a column, "" for the only one; for a wide table, the name of the metric in all its cells.
-    better: "less", "more", or "" to decide by that name. Raises UserError if a column or a cell is invalid.
+    wide: whether each arm is a column. metric: the name of a column, "" for the only one; for a wide table, the name of
+    the metric in all its cells. better: "less", "more", or "" to decide by that name. Raises UserError if a column or a
+    cell is invalid, or if there are fewer than two arms.
     """
     rows: list[Row] = []
     columns: Mapping[str, str] = {}
@@ -140,7 +141,7 @@ def read_rows(place: str, cells: Mapping[str, str], metric: str, better: str, wi
     if not wide:
         return [read_row(place, cells, metric, better)]
     if not cells["seed"]:
-        raise ValueError(f"{place}: seed is empty. The runs in a row of a wide table are a pair, and need a seed.")
+        raise ValueError(f"{place}: seed is empty. The runs in a row of a wide table share a seed. Fill it in.")
     known = {name: cell for name, cell in cells.items() if name in COLUMNS}
     arms = {name: cell for name, cell in cells.items() if name not in COLUMNS}
     return [read_row(place, known | {"arm": arm, metric: cell}, metric, better) for arm, cell in arms.items()]
@@ -173,10 +174,11 @@ def read_row(place: str, cells: Mapping[str, str], metric: str, better: str) -> 
 
 
 def select_runs(rows: Sequence[Row], metric: str) -> list[study_runs.Run]:
-    """Return, for each run, its last row with a value, or the row with which it diverged.
+    """Return, for each run, its last row with a value of the metric, or the row with which it diverged.
 
     Rows with the same condition, arm and seed are steps of one run. Raises ValueError if two of them have the same
-    step, if rows of an arm have different steps and no seed, or if an arm has no value.
+    step (for the metric "steps": if there are two), if rows of an arm have different steps and no seed, or if an arm
+    has no value.
     """
     last: dict[tuple[str, str, int], Row] = {}
     unnamed: dict[tuple[str, str], set[int]] = {}  # condition, arm -> the steps of its runs without a seed
@@ -213,7 +215,7 @@ def check_units(rows: Sequence[Row], runs: Sequence[study_runs.Run], metric: str
 
 
 def describe(rows: Sequence[Row], runs: Sequence[study_runs.Run], metric: str) -> list[str]:
-    """Return a line for each way in which rows are replaced, left out, or counted as diverged."""
+    """Return lines that say how many rows are left out or diverged, and how cells, states and names are read."""
     uses, states = Counter(row.use for row in rows), Counter((row.state, row.use) for row in rows if row.state)
     without = {row.run[:3] for row in rows} - {run[:3] for run in runs}
     diverged, steps = sum(run.value(metric) is None for run in runs), uses[USED] + uses[DIVERGED] - len(runs)

@@ -79,7 +79,7 @@ class Run(NamedTuple):
         return {name: self.curve(name) for name in names}
 
     def layers(self, name: str) -> list[float | None]:
-        """Return a measure of SYMMETRY at the end of training, a value for each layer; [] if missing."""
+        """Return the last finite value of a measure of SYMMETRY per layer, None if there is none; [] if unlogged."""
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
@@ -125,9 +125,9 @@ def sketches(params: Any) -> list[Sketch]:
 
 
 def unpaired_weights(sketch: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """Return the names of initial weights of equal shape that differ by more than a factor between two runs.
+    """Return the names of initial weights of equal shape that are not multiples of each other in two runs.
 
-    sketch, reference: of the two runs, as `sketches` returns them.
+    sketch, reference: an element of the result of `sketches` for each run.
     """
     names = []
     for name in filter(reference.__contains__, sketch):

@@ -25,7 +25,10 @@ SIZES |= {"train.steps", "train.batch_size", "optim.learning_rate", "optim.weigh
 
 @dataclass(frozen=True)
 class Law:
-    """The law of one arm. Intervals: 95 % of bootstrap samples of the seeds; None if a size has fewer than three."""
+    """The law of one arm: L(C) = E + a (C / C_0)^-b is the loss after C FLOPs, with C_0 = Family.middle.
+
+    Intervals: 95 % of bootstrap samples of the seeds; None if a size has fewer than three seeds.
+    """
 
     name: str
     flops: list[float]  # of a training run of each size, ascending
@@ -56,9 +59,9 @@ Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a_X, b_X, E_X of X laws
 
 
 def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
-    """Return the fitted laws of each family: three or more conditions of a loss, with different FLOPs.
+    """Return each family of conditions of a loss, with its fitted laws of loss against training FLOPs.
 
-    The conditions of a family differ only in settings of SIZES.
+    The conditions of a family differ only in settings of SIZES. It needs three or more of them with different FLOPs.
     """
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
@@ -101,7 +104,7 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
     counts = [loss_SR.shape[1] for loss_SR in losses]
 
     def fit_sides(indices: Sequence[np.ndarray]) -> list[Numbers]:
-        """Return the laws of arm and reference. indices: for each size, the seeds of X bootstrap samples (X, R)."""
+        """Return (a_X, b_X, E_X) of arm and reference. indices: for each size, the seeds of X bootstraps (X, R)."""
         loss_SXI = np.stack([loss_SR[:, i_XR].mean(-1) for loss_SR, i_XR in zip(losses, indices, strict=True)], -1)
         return [fit(x_I, loss_XI) for x_I, loss_XI in zip(x_SI, loss_SXI, strict=True)]
 
@@ -119,7 +122,10 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
 
 
 def fit(x_I: np.ndarray, loss_XI: np.ndarray) -> Numbers:
-    """Fit X laws to losses at x_I = C / C_0. Return a, b and E >= 0 of each."""
+    """Fit X laws, loss = E + a x^-b, to losses at I sizes, x_I = C / C_0. Return (a_X, b_X, E_X).
+
+    E is not negative, and 0 for fewer than WITH_CONSTANT sizes.
+    """
     slope_X, level_X = np.polyfit(np.log(x_I), np.log(loss_XI).T, 1)
     if len(x_I) < WITH_CONSTANT:
         return np.exp(level_X), -slope_X, np.zeros(len(loss_XI))
@@ -136,7 +142,10 @@ def fit(x_I: np.ndarray, loss_XI: np.ndarray) -> Numbers:
 
 
 def reaches(law: Numbers, reference: Numbers) -> np.ndarray:
-    """Return C / C_0 at which the arm's law equals the reference's at C_0, for each of X laws; inf if it never does."""
+    """Return C / C_0: at the compute C, the arm's law has the loss of the reference's law at C_0.
+
+    C: FLOPs of a training run. There is one ratio for each of X laws, and inf if a law never has this loss.
+    """
     (a_X, b_X, E_X), (base_a_X, _, base_E_X) = law, reference
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         x_X = ((base_a_X + base_E_X - E_X) / a_X) ** (-1 / b_X)

@@ -81,7 +81,7 @@ def describe_pairing(condition: statistics.Condition) -> str:
 
 
 def describe_range(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
-    """Return 'from 0.02 better to 0.05 worse', the range that covers the intervals of all differences."""
+    """Return the range that covers the intervals of all differences, such as 'from 0.02 better to 0.05 worse'."""
     intervals = [difference.interval for difference in differences]
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     worse, better = (-low, high) if condition.better == "more" else (high, -low)
@@ -159,7 +159,7 @@ def describe_only_arm(condition: statistics.Condition) -> str:
 def describe_tuning(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
     """Return ' They include the chance in tuning, ...' (the intervals), with its share of the variance.
 
-    Return ' They leave out ...' if there is one tuning seed, and '' if nothing was tuned.
+    Return ' They leave out ...' if there is one tuning seed, and '' if nothing was tuned or no difference has an SD.
     """
     if condition.tuning_variance is None:
         return " They leave out the chance in tuning, which one tuning seed cannot show."

@@ -46,7 +46,7 @@ class Spread:
 class Difference:
     """Arm minus reference, paired by seed, or the difference of the means of independent runs (`unpaired`).
 
-    `interval` and `p` are None for fewer than three pairs, for differences by rounding, and for diverged, stuck or
+    `interval` and `p` are None for fewer than three pairs, for differences within rounding, and for diverged, stuck or
     identical runs. If all pairs have the same difference, `interval` is None, and p is that of the exact sign test.
     """
 
@@ -103,7 +103,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Condition:
-    """One table of the report."""
+    """The results of one condition of a study, which are one table of the report."""
 
     name: str
     changes: dict[str, Any]
@@ -128,12 +128,12 @@ class Condition:
 
     @property
     def base(self) -> Arm:
-        """The reference."""
+        """The arm of the reference, to which the other arms are compared."""
         return next(arm for arm in self.arms if arm.difference is None)
 
     @property
     def together(self) -> int:
-        """The number of intervals that hold together: each has the level 1 - 0.05 / this number."""
+        """The number of confidence intervals with a joint level of 0.95 or more: each has 1 - 0.05 / this number."""
         return self.comparisons * self.looks
 
 
@@ -231,7 +231,7 @@ def _layer_means(runs: list[study_runs.Run], measures: Iterable[str]) -> dict[st
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the mean, the sample standard deviation and the number of the values."""
+    """Return the mean, the sample standard deviation (None below two values) and the number of the values."""
     values = list(values)
     mean = float(np.mean(values)) if values else None
     return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
@@ -247,11 +247,13 @@ def compare(
     limits: tuple[float, float] = UNLIMITED,
     extra: float = 0.0,
 ) -> Difference:
-    """Compare arm and reference (seed -> metric) over the seeds that both have, with an interval at level 1 - 0.05/m.
+    """Compare arm and reference (seed -> metric) over the seeds that both have, by a t interval at level 1 - 0.05/m.
 
-    If all pairs have the same difference, t has no spread. Then the sign test decides, with p = 2 / 2^n. limits: the
-    smallest and the largest possible value, at which the mean of the reference plus the interval ends. extra: the
-    variance of the difference that comes from the choice of settings.
+    The interval is of the mean of arm - reference. m: the number of intervals that hold together. better: "more" or
+    "less", whichever is better. If all n pairs differ equally, there is no interval, and the sign test decides, with
+    p = 2 / 2^n. margin: an interval inside -margin ... margin counts as equal. limits: the least and the largest
+    possible metric; the interval ends where it would take the reference's mean beyond them. extra: a variance of the
+    mean difference, from the choice of settings.
     """
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))

@@ -251,7 +251,8 @@ def name_values(values: Mapping[str, Any], prefix: str = "", longest: int = LONG
 def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProxyType({})) -> list[Run]:
     """Return all runs, each with a complete config without the section `study`, as if the run were trained alone.
 
-    chosen: (condition, arm) -> tuned settings. Raises UserError for a changed setting of SHARED, or one changed twice.
+    chosen: (condition, arm) -> tuned settings. Raises UserError if a condition or an arm changes a setting or section
+    of SHARED, or if both change the same setting.
     """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     plain["log"] = [entry for entry in settings.log if entry != log.SYMMETRY]  # the study itself measures symmetry
@@ -271,7 +272,10 @@ def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProx
 
 
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
-    """Group runs of a condition that differ only in seeds and NUMBERS. tuning, spread: as in Program."""
+    """Return a Program for each group of runs of one condition that differ only in seeds and the settings NUMBERS.
+
+    tuning, spread: fields of each Program.
+    """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         values = configs.flat(run.settings.to_dict())

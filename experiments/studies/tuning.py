@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The points of an arm in a condition, the best point, and the values of the compared runs."""
+    """The grid of an arm in a condition: all points, the best point, and the settings for the runs to be compared."""
 
     condition: str
     arm: str
@@ -125,10 +125,10 @@ def _find_best(points: Sequence[Point], sign: int) -> Point:
 def estimate_variance(points: Sequence[Point], sign: int = 1, *, is_kept: bool = False) -> float | None:
     """Return the variance of an arm's mean metric that comes from the choice of a point; None for one tuning seed.
 
-    sign: 1 if less of the metric is better, else -1. is_kept: the rate is the best tried one, without interpolation.
-    The choice is repeated over bootstrap samples of the n tuning seeds, and each chosen rate has the loss of the mean
-    curve, linear in log(rate) between the tried ones. The variance of this loss is multiplied by n / (n - 1), because a
-    sample of n seeds varies by (n - 1) / n as much as its source.
+    points: the tried settings. sign: 1 if less of the metric is better, else -1. is_kept: the learning rate is the best
+    tried one, without interpolation. The choice is repeated over bootstrap samples of the n tuning seeds. Each chosen
+    rate has the metric of the mean curve, linear in log(rate) between the tried ones. The variance of this metric is
+    multiplied by n / (n - 1), because a sample of n seeds varies by (n - 1) / n as much as its source.
     """
     seeds, finite = [*points[0].metric], [point for point in points if point.mean is not None]
     if len(seeds) < 2:

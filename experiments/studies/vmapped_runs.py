@@ -25,7 +25,7 @@ LARGE = 1e10
 
 
 class VmappedRuns(NamedTuple):
-    """The common properties of runs, and whether their rows are computed side by side."""
+    """The common properties of runs whose arrays have a row for each run, and how the rows are computed."""
 
     task: train_step.Task  # of one run: model and measures are the same in all
     # (learning_rate and weight_decay, if they differ between rows) -> (optax.Schedule, optax.GradientTransformation)
@@ -100,9 +100,10 @@ def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, 
 
 
 def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
-    """Return the jitted step of all rows, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
+    """Return the jitted step of all runs, (state, batch, alive_R, numbers) -> (state, metrics); donates the state.
 
-    alive_R: False for rows whose state must not change. numbers: only learning rate and weight decay are used.
+    Each array has a row for each of R runs. alive_R: False for runs whose state must not change. numbers: arrays by
+    name, of which only learning_rate and weight_decay are used.
     """
 
     def step_run(state: train_step.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple:
@@ -121,7 +122,7 @@ def step(runs: VmappedRuns) -> Callable[..., tuple[train_step.State, dict]]:
 
 
 def held_out(runs: VmappedRuns) -> Callable[[Any, dict], train_step.Ratios]:
-    """Return the jitted function (params of all rows, held-out batch) -> (sum, count) of every metric for each row."""
+    """Return the jitted function (params of all runs, held-out batch for all) -> {metric: (sum_R, count_R)}."""
     sums = train_step.make_held_out(runs.task, runs.mesh, sharded=sharded)
     options = compilation.deterministic_options(runs.mesh, runs.task.deterministic)
     return jax.jit(

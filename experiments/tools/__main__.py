@@ -20,7 +20,7 @@ def list_tools() -> dict[str, str]:
 
 
 def main() -> None:
-    """Print the list."""
+    """Print the name of each tool and the first line of its documentation."""
     found = list_tools()
     width = max(map(len, found))
     lines = [f"  {name:{width}}  {line}" for name, line in found.items()]

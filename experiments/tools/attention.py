@@ -62,9 +62,10 @@ def run(
 
 
 def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.ndarray, list[str], list[str]]:
-    """Return the attention weights A_MHNN, the names of the tokens, and lines about an image.
+    """Return the attention weights A_MHNN, the names of the tokens, and lines about the image; [] for a prompt.
 
-    Raises UserError for another kind of model, for a prompt that `read_prompt` refuses, and for more than MOST weights.
+    file: the image for an image model; other models read the prompt. Raises UserError for another kind of model, for a
+    wrong or missing input, and for more than MOST weights.
     """
     kinds = [kind for kind in trained.HEADS if kind != "prefix"]  # whose attention depends on where a prefix ends
     trained.check_kind(model, *kinds, "image", needs_head=False)
@@ -89,7 +90,7 @@ def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.n
 
 
 def measure(A_MHNN: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {name: (M, H)}: the mean weight of each of RELATIONS, and the mean entropy in nats."""
+    """Return {name: (M, H)}: the mean weight on the token of each of RELATIONS, and "entropy", the mean in nats."""
     # In a text of period 0, the same token one period earlier is the token itself, and the next one followed it.
     scores = inside.head_scores(A_MHNN[:, None], period=0)
     means = [scores["previous"], scores["duplicate"], scores["induction"], A_MHNN[..., 0].mean(-1)]

@@ -61,9 +61,9 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if all are classes of the model, else []; [] also for a regression and for classes of tokens.
+    """Return the labels if all are classes of the model or "", else []; [] also for a regression and classes of tokens.
 
-    Raises UserError if --field names a column of labels that are not classes of the model.
+    Raises UserError if --field = "text,label" names the column of labels, and one is not a class of the model.
     """
     unknown = sorted({*labels} - {"", *model.classes})
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
@@ -105,7 +105,11 @@ def describe(model: trained.Trained, item: Any, p: np.ndarray) -> list[str]:
 def tabulate(
     model: trained.Trained, inputs: Sequence[str], labels: Sequence[str], predictions: Sequence[np.ndarray]
 ) -> tuple[list[str], list[list]]:
-    """Return the header and the rows of the CSV file: of each input, or of each token."""
+    """Return the header and the rows of the CSV file: of each input, or of each token if the model classifies tokens.
+
+    predictions: probabilities, or numbers of a regression, (C,) for an input or (N, C) for its tokens. labels: [] for
+    inputs without labels.
+    """
     classes, header = model.classes, ["file" if model.kind == "image" else "text", *["label"] * bool(labels)]
     cells = [[*row] for row in (zip(inputs, labels, strict=True) if labels else zip(inputs))]
     if model.kind == "tokens":

@@ -50,7 +50,7 @@ class Run(NamedTuple):
         return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
 
     def final(self, metric: str) -> str:
-        """Return the last value of a metric as text; NONE if the run has not measured it."""
+        """Return the last value of a metric as text, or "not finite"; NONE if the run has not measured it."""
         x = next((row[metric] for row in reversed(self.rows) if metric in row), tables.NONE)
         if x == tables.NONE:
             return x
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 def run(
     runs: Sequence[commands.Path], *, metric: str = "eval/loss", output: commands.Path = "compare.png"
 ) -> pathlib.Path:
-    """Print the tables, draw the figure into a new file, and return its path.
+    """Print tables of the settings and results of the runs, draw their curves into a new file, and return its path.
 
     output: the file, or the folder for compare.png. Raises UserError if the file exists, or as `write` does.
     """
@@ -125,7 +125,7 @@ def read_csv(file: pathlib.Path) -> list[dict[str, Any]]:
             names = {name.strip().lower(): name for name in cells}
             step = next((names[name] for name in STEPS if name in names), None)
             if step is None:
-                raise ValueError(f"the columns are {', '.join(cells)}. Name one of them {' or '.join(STEPS)}")
+                raise ValueError(f"the columns are {', '.join(cells)}. Rename one of them to {' or '.join(STEPS)}")
             rows.append({"step": float(cells.pop(step))})
             for name, cell in cells.items():
                 with contextlib.suppress(ValueError):  # empty, or a text

@@ -44,7 +44,12 @@ def run(
     set: tuple[str, ...] = (),
     workdir: commands.Path = "",
 ) -> dict[str, dict[str, float]]:
-    """Print and return {stage: {"size slope", "change slope"}}; write coordinate_check.png into workdir."""
+    """Print a table, and return {stage: {"size slope", "change slope"}}.
+
+    These are the slopes of log |x| and log |x - x_0|, for a stage's activations x after the last step, against log of
+    the width or, if `depths` is set, of the depth. workdir: a folder, which gets coordinate_check.png. Raises UserError
+    for fewer than two sizes, or no step.
+    """
     commands.require("--config=FILE", config)
     changes, figure = commands.parse_changes(set), commands.output(workdir, "coordinate_check.png")
     flag, text, letter = ("depths", depths, "M") if depths else ("widths", widths, "D")
@@ -67,7 +72,8 @@ def run(
 def measure(config: str, changes: dict[str, Any], steps: int) -> dict[str, np.ndarray]:
     """Train one model at a constant learning rate. Return stage -> mean |x| and |x - x_0| at each step, (2, steps + 1).
 
-    The means are over a held-out batch and all layers; those of "last layer" over this layer only.
+    The means are over a held-out batch and all layers; those of "last layer" over this layer only. Raises
+    UserError if the model does not show its activations.
     """
     fixed = {"train.steps": steps + 1, "optim.schedule": "constant", "optim.warmup_steps": 0, "mesh.data": 1}
     with contextlib.redirect_stdout(io.StringIO()):

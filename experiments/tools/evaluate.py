@@ -121,9 +121,10 @@ def make_measure(model: trained.Trained, tokenizer: tokenization.Tokenizer) -> C
 def sum_windows(
     measure_batch: Callable, token_T: np.ndarray | corpora.Mapped, *, N: int, batch: int, width: int = 0, **options: Any
 ) -> np.ndarray:
-    """Return the sums of `measure_batch` (`make_measure`) over windows of N tokens, padded to `width` if it is larger.
+    """Return (nats, correct predictions, predicted tokens), each summed over the windows of a text.
 
-    token_T: the text. batch: windows in a batch. options: further arguments of windows.causal.
+    measure_batch: the result of `make_measure`. token_T: the text. N: tokens of a window, padded to `width` if it is
+    larger. batch: windows in a batch. options: further arguments of windows.causal.
     """
     fetch, n = windows.causal(token_T, N=N, evaluation=True, **options)
 

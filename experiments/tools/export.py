@@ -32,7 +32,10 @@ TOKEN_IDS = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad
 def run(
     checkpoint: commands.Path, *, family: str = "", trust: tuple[str, ...] = (), workdir: commands.Path = ""
 ) -> list[pathlib.Path]:
-    """Write the model into a new folder. Return the paths of the files."""
+    """Write a trained model into the new folder `workdir`. Return the paths of the files.
+
+    family: the published family whose format is written, such as gpt2, or npz for the parameters as plain arrays.
+    """
     by_name.choose("family", family, {name: name for name in (*hub.FAMILIES, NPZ)})
     commands.require("--workdir=FOLDER", workdir)
     folder = disk.check_new(pathlib.Path(workdir), "--workdir")
@@ -79,7 +82,10 @@ def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
 
 
 def write_tokenizer(model: trained.Trained, folder: pathlib.Path, family: str) -> list[str]:
-    """Write the files of the model's tokenizer into the folder. Return their names."""
+    """Write the files of the model's tokenizer into the folder. Return their names, [] if it has no tokenizer.
+
+    Print a warning if `family` is qwen2 but the tokenizer is not.
+    """
     source = pretrained_tokenizer.find(model.path)
     files = pretrained_tokenizer.read_files(source) if source else {}
     with disk.writing(folder):

@@ -39,7 +39,11 @@ def run(
     trust: tuple[str, ...] = (),
     device: str = "any",
 ) -> pathlib.Path:
-    """Write the file, and return its path."""
+    """Write the features of the images or texts in `file` into the new .npz file `output`, and return its path.
+
+    field: the columns of a table with the texts and, if there are any, their classes, such as "text,label". names:
+    activations to add, separated by commas.
+    """
     commands.require("--file=PATH", file)
     commands.require("--output=features.npz", output)
     new, activations = commands.new_file(output, "--output", ".npz"), tuple(filter(None, names.split(",")))
@@ -62,15 +66,19 @@ def run(
 
 
 def list_labels(data: tool_inputs.Inputs) -> dict[str, np.ndarray]:
-    """Return the arrays "labels", "classes" and "held_out" for the output file; {} if the data has no classes."""
+    """Return the arrays of the output file about classes; {} if the data has none.
+
+    "labels": the index of each input's class. "classes": their names. "held_out": True for inputs that a run holds out.
+    """
     number, n = {name: c for c, name in enumerate(data.classes)}, len(data.labels)
     labels, held_out = np.array([number.get(name) for name in data.labels]), np.arange(n) >= n - data.held_out
     return {"labels": labels, "classes": np.array(data.classes), "held_out": held_out} if number else {}
 
 
 def look(compute: Callable[..., tuple], fetch: trained.Fetch, n: int, file: pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the arrays of Trained.look for all n inputs, and print their size. file: the output, for messages.
+    """Return {"features": (n, D), name: activations (M, n, ...)} of all n inputs, and print their size.
 
+    compute(*fetch(indices)) -> (features, {name: activations}) of these inputs. file: the output, for messages.
     Raises UserError if the arrays do not fit into memory.
     """
     features, activations = jax.eval_shape(compute, *fetch(np.zeros(1, int)))

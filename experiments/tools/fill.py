@@ -64,7 +64,10 @@ def run(
 
 
 def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:
-    """Return the token ids of the text `name`. Raises UserError for one without a [MASK], or of more than N tokens."""
+    """Return the token ids of a text, which messages call `name`.
+
+    Raises UserError for a text without a [MASK] or of more than N tokens, and for a tokenizer without a mask token.
+    """
     if tokenizer.mask is None:
         raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
     id_N = prompts.encode(tokenizer, text)

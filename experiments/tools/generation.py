@@ -68,7 +68,7 @@ class Generator:
         return generate.window(self._start(params, None, self.context), context=self.context, capacity=capacity)
 
     def exceeds(self, length: int) -> bool:
-        """Return whether a text of this length is longer than the context."""
+        """Return whether a text of `length` tokens is longer than the context; False if the context has no limit."""
         return self.context is not None and length > self.context
 
     def capacities(self, B: int, N: int, steps: int) -> tuple[int, int, int]:
@@ -79,7 +79,10 @@ class Generator:
 
 
 def pad(ids: list[list[int]], context: int | None) -> np.ndarray:
-    """Append zeros to the prompts up to a power of two or the context, so that few lengths are compiled."""
+    """Return the prompts as rows of one length, filled with zeros at the end, so that few lengths are compiled.
+
+    The length is the next power of two from the longest prompt on, at most `context` if the longest prompt fits in it.
+    """
     longest = max(map(len, ids))
     N = generate.bucket(longest, context if context and longest <= context else None)
     return np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
@@ -113,7 +116,10 @@ def rounds(generator: Generator, ids: list[list[int]], key: jax.Array, *, steps:
 
 
 def requests(generator: Generator, ids: list[list[int]], *, steps: int) -> Iterator[topologies.Request]:
-    """Yield the programs to compile for a topology: reading the prompts with the first token, and one round."""
+    """Yield the programs to compile for a topology: to read the prompts and draw a token, and to draw the next ROUND.
+
+    ids: the token ids of the prompts. steps: the most tokens to draw for each prompt.
+    """
     sharding = meshes.replicated(generator.mesh)
 
     def abstract(function: Callable, *arguments: Any) -> Any:

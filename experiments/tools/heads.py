@@ -75,7 +75,11 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the table of the heads that are worth most; write all heads into `output` and `figure`."""
+    """Print and return the table of the heads without which the predictions worsen most.
+
+    output, figure: new files with all heads. sequences, tokens, seed: of the random inputs of a model of texts. file:
+    the images for an image classifier.
+    """
     files = commands.check_files(workdir, "heads.txt", output, figure)
     model = commands.load(checkpoint, trust, device, *KINDS)
     check_probabilities(model)
@@ -121,7 +125,10 @@ def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: 
 
 
 def measure_images(model: trained.Trained, source: str) -> tuple[Columns, str]:
-    """Return the columns of an image classifier, on at most MOST_IMAGES images, and a line about them."""
+    """Return the heads' scores, {column: values (M, H)}, on at most MOST_IMAGES images, and a line about the images.
+
+    source: an image, or a folder of images.
+    """
     commands.require("--file=photographs", source)
     data = tool_inputs.read_images(source)
     image_BYXZ = image_folder.read_batch(data.items[:MOST_IMAGES], model.image_format)
@@ -142,7 +149,10 @@ def check_probabilities(model: trained.Trained) -> None:
 
 
 def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
-    """Return KL(p || p') = sum_c p_c ln(p_c / p'_c), the mean over inputs (and tokens). p: softmax of plain_BC."""
+    """Return KL(p || p') = sum_c p_c ln(p_c / p'_c), the mean over inputs (and tokens).
+
+    p: softmax of plain_BC. p': softmax of logits_BC.
+    """
     log_p_BC = jax.nn.log_softmax(plain_BC)
     return jnp.sum(jnp.exp(log_p_BC) * (log_p_BC - jax.nn.log_softmax(logits_BC)), axis=-1).mean()
 
@@ -150,10 +160,10 @@ def divergence(logits_BC: jax.Array, plain_BC: jax.Array) -> jax.Array:
 def measure_heads(
     model: trained.Trained, inputs: np.ndarray, measure: Callable, *, period: int
 ) -> tuple[Columns, float]:
-    """Return the columns, in the order of COLUMNS, and the measure without edits.
+    """Return {column: values (M, H)}, in the order of COLUMNS, and the measure without edits.
 
-    measure(logits, logits without edits) -> a number that is smaller for better predictions. period: the number of
-    tokens after which the inputs repeat.
+    An edit replaces the output of one head by its mean over inputs and tokens. measure(logits, logits without edits)
+    -> a number that is smaller for better predictions. period: the number of tokens after which the inputs repeat.
     """
     compute = functools.partial(model.compute, model.params, inputs, None, None, output="logits")
     plain, look = compute(names=("A", "y"))
@@ -166,7 +176,10 @@ def measure_heads(
 
 
 def measure_forms(model: trained.Trained) -> dict[str, jax.Array]:
-    """Return s, d and the rank of the skew part of each head; {} if the score has no matrix U_q^T U_k."""
+    """Return {"s": symmetry, "d": directionality, "skew": rank of the skew part} of U_q^T U_k, each of shape (M, H).
+
+    Without such a matrix in the score, return {}.
+    """
     m = model.fields
     factors = variants.choose(m, "score").factors
     if factors is None:
@@ -181,7 +194,7 @@ def measure_forms(model: trained.Trained) -> dict[str, jax.Array]:
 
 
 def tabulate(header: list[str], rows: list[list]) -> tables.Table:
-    """Return a table of the PLACES heads that are worth most. header, rows: those of the CSV file."""
+    """Return a table of the PLACES heads of largest `worth`, the last column. header, rows: those of the CSV file."""
     head, cells = ["layer.head", *header[2:]], []
     for m, h, *numbers in sorted(rows, key=lambda row: -row[-1])[:PLACES]:
         texts = [f"{x:.0f}" if name == "skew" else f"{x:.3f}" for name, x in zip(head[1:], numbers, strict=True)]

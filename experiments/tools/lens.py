@@ -55,7 +55,7 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the table of the layers, and write the files `output` and `figure`."""
+    """Print and return the rank and probability of the right tokens after each layer; write `output` and `figure`."""
     files = commands.check_files(workdir, "lens.txt", output, figure)
     model = commands.load(checkpoint, trust, device, "causal", "masked")
     id_N, names = prompts.read_prompt(model, prompt)
@@ -82,7 +82,7 @@ def run(
 
 
 def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
-    """Return right_N: the id of the right token at each position, or UNKNOWN."""
+    """Return right_N: in a causal model the next id (UNKNOWN at the end), else the id itself ([MASK]: UNKNOWN)."""
     if model.kind == "causal":
         return np.append(id_N[1:], UNKNOWN)
     mask = model.tokenizer.mask if prompts.has_tokenizer(model) else None
@@ -126,7 +126,10 @@ def tabulate(reading: Reading, top_MNR: np.ndarray, names: list[str], right_N: n
 def list_rows(
     reading: Reading, top_MNR: np.ndarray, names: list[str], right: list[str]
 ) -> tuple[list[str], list[list]]:
-    """Return the header and the rows of the CSV file: layers and positions from 1."""
+    """Return the header and the rows of the CSV file: layers and positions from 1.
+
+    top_MNR: texts of the most likely tokens. names, right: the text of each token, and of the right one ("": unknown).
+    """
     M, N, R = top_MNR.shape
     header = ["layer", "position", "token", "right_token", "rank", "probability"]
     header += [f"{name}_{r}" for r in range(1, R + 1) for name in ("top", "p")]

@@ -93,14 +93,15 @@ def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
     errors.refuse((not data_tables.kind(table), f"--file = {file} is not a table. Give a .jsonl file or a .csv file"))
     with disk.reading(file):
         rows = [(f"{file}, {place}, ", row) for place, row in data_tables.kind(table)(table, *FIELDS)]
-    errors.refuse((not rows, f"{file} contains no pairs: each row has {', '.join(FIELDS)}"))
+    errors.refuse((not rows, f"{file} contains no pairs. Write one in each row, with {', '.join(FIELDS)}"))
     return rows
 
 
 def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str, np.ndarray]:
     """Return {"clean", "corrupted": ids (P, N), "answer", "other": ids (P,)} of P rows. rows: result of `read_rows`.
 
-    Raises UserError for a missing or invalid text, and for texts of unequal lengths.
+    Raises UserError if a text is missing or invalid, if "answer" or "other" is not a single token, or if clean and
+    corrupted texts have different numbers of tokens.
     """
     pairs: list[tuple] = []
     for place, row in rows:
@@ -118,7 +119,10 @@ def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str
 
 
 def read_token(model: trained.Trained, text: str, name: str) -> int:
-    """Return the id of a text of one token. Raises UserError for several tokens."""
+    """Return the id of a text of one token. Raises UserError for another number of tokens.
+
+    If the model has no tokenizer, the text is the id itself. name: what messages call the text.
+    """
     if not prompts.has_tokenizer(model):
         ids = prompts.parse_ids(model, text, name, f"{name}='3'")
     else:
@@ -131,7 +135,8 @@ def read_token(model: trained.Trained, text: str, name: str) -> int:
 def compute(model: trained.Trained, pairs: dict[str, np.ndarray]) -> tuple[list[Grid], tuple[float, float]]:
     """Return a grid (layers, positions), a grid (layers, heads), and the mean logit differences (corrupted, clean).
 
-    A cell is the share of the difference between the two means that is restored if its activation is patched.
+    A cell is the share of the difference between the two means that is restored if the corrupted texts
+    get this activation of the clean ones. Raises UserError if the means are equal.
     """
     clean_PN, corrupted_PN, answer_P, other_P = pairs.values()
     index_P = np.arange(len(clean_PN))
@@ -142,7 +147,7 @@ def compute(model: trained.Trained, pairs: dict[str, np.ndarray]) -> tuple[list[
 
     corrupted, clean = float(measure({})), float(measure({}, clean_PN))
     same = "The clean and the corrupted text have the same logit difference, so a patch has nothing to restore"
-    errors.refuse((clean == corrupted, f"{same}. Give texts that differ, and two tokens"))
+    errors.refuse((clean == corrupted, f"{same}. Give two different texts and two different tokens"))
     _, look = model.run(clean_PN, look=tuple(PLACES), at=-1)
     grids = []
     for name in PLACES:
@@ -164,7 +169,7 @@ def describe(pairs: dict[str, np.ndarray], corrupted: float, clean: float) -> st
 
 
 def list_places(grids: list[Grid]) -> list[list]:
-    """Return a row with COLUMNS for each place of each grid."""
+    """Return a row with the fields COLUMNS for each place (a layer and an index) of each grid."""
     rows = []
     for name, labels, value_MI, share_MI in grids:
         for (m, i), value in np.ndenumerate(value_MI):
@@ -173,9 +178,9 @@ def list_places(grids: list[Grid]) -> list[list]:
 
 
 def tabulate(rows: list[list], name: str) -> tables.Table:
-    """Return a table of the MOST places in the grid `name` with the largest |restored share|.
+    """Return a table of the MOST rows of the activation `name` with the largest |restored share|.
 
-    rows: the result of `list_places`.
+    rows: the result of `list_places`, one for each layer and token or head.
     """
     rows = sorted((row for row in rows if row[0] == name), key=lambda row: -abs(row[-1]))[:MOST]
     cells = [[f"{m}", label, f"{value:.3f}", f"{share:z.2f}"] for _, m, _, label, value, share in rows]

@@ -57,7 +57,10 @@ def encode(tokenizer: tokenization.Tokenizer, text: str) -> np.ndarray:
 
 
 def parse_ids(model: trained.Trained, prompt: str, name: str, example: str) -> np.ndarray:
-    """Return the ids in the prompt, int32. Raises UserError if one is not a token id of the model."""
+    """Return the ids in the prompt, int32. Raises UserError if one is not a token id of the model.
+
+    name: the flag of the prompt. example: the flag with valid ids. Both are for the message.
+    """
     W, ids = model.facts["W"], prompt.split()
     invalid = [id for id in ids if not re.fullmatch("[0-9]{1,9}", id) or int(id) >= W]
     rule = f"The model in {model.path} has no tokenizer. Write ids from 0 to {W - 1} with spaces, such as {example}."

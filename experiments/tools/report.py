@@ -25,7 +25,11 @@ HELP = {
 
 
 def run(workdir: commands.Path, *, also: tuple[str, ...] = (), correction: str = "study") -> str:
-    """Write the report. Print and return its verdict."""
+    """Write the report of the study in `workdir`. Print and return its verdict.
+
+    also: further folders with parts of this study. correction: the intervals hold together for all comparisons of the
+    "study", or of each "condition".
+    """
     folder, *parts = map(pathlib.Path, (workdir, *also))
     by_name.choose("correction", correction, {"study": None, "condition": None})
     study = studies.read(results.combine([folder, *parts]))._replace(correction=correction, also=parts)

@@ -79,7 +79,7 @@ def run(
     workdir: commands.Path = "",
     **options: Options,
 ) -> str | list[str] | None:
-    """Print and return the prompt with its continuation; return a list for several prompts, samples or lines.
+    """Print and return the prompt with its continuation: a text if `prompt` is a text and has one sample, else a list.
 
     HELP explains the arguments. With `topology`, only compile, report memory (also to the file `json`) and return None.
     """
@@ -125,7 +125,11 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 
 
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Return the ids of the prompts, and the number of new tokens. Raises UserError if a prompt does not fit."""
+    """Return the token ids of each prompt, and the number of new tokens to draw.
+
+    Raises UserError if a prompt has no token and the model has no id that begins a text, or if a prefix and the new
+    tokens exceed the context of the model.
+    """
     model, steps = session.model, session.options.max_new_tokens
     ids = [model.tokenizer.encode(text).tolist() or [model.tokenizer.bos] for text in prompts]
     N, longest, is_prefix = model.facts["N"], max(map(len, ids)), model.kind == "prefix"
@@ -180,7 +184,7 @@ def answer_lines(session: Session) -> Iterator[str]:
 
 
 def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
-    """Yield the text before `stop`, in pieces. Hold back a possible beginning of `stop` until the next piece."""
+    """Yield the text before `stop`, or all of it, in pieces. Hold back what may begin `stop` until the next piece."""
     buffer = ""
     for piece in pieces:
         buffer += piece

@@ -29,7 +29,11 @@ HELP = {
 def run(
     config: commands.Path, workdir: commands.Path, *, seed: int = 999, set: tuple[str, ...] = (), device: str = "any"
 ) -> list[str]:
-    """Train both stages, print the error rate of the search, and return the arms that are better than the reference."""
+    """Train all arms with one seed, and those that beat the reference again with the study's seeds.
+
+    Print the error rate of the search, and return the names of the arms that are better in the second training. Raises
+    UserError if `config` is no study with one condition, it has this seed, or `workdir` has a verdict on other arms.
+    """
     commands.require("--config=FILE", config)
     commands.require("--workdir=DIR", workdir)
     changes, folder = commands.parse_changes(set), pathlib.Path(workdir)

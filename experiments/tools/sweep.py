@@ -20,7 +20,10 @@ Grid = Mapping[str, Sequence[Any]]  # setting -> its values, or their texts
 
 
 def parse(texts: Sequence[str]) -> Grid | None:
-    """Return {"optim.learning_rate": ["1e-3", "3e-3"]} for ["optim.learning_rate=1e-3,3e-3"]; None without texts."""
+    """Return {"optim.learning_rate": ["1e-3", "3e-3"]} for ["optim.learning_rate=1e-3,3e-3"]; None without texts.
+
+    Raises UserError for a text without "=".
+    """
     grid: dict[str, list] = {}
     for text in texts:
         key, equals, values = text.partition("=")

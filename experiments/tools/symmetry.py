@@ -25,7 +25,10 @@ HELP = {}
 def run(
     checkpoint: commands.Path, *, trust: tuple[str, ...] = (), device: str = "any", workdir: commands.Path = ""
 ) -> str:
-    """Print and return the table of the model's layers."""
+    """Print and return a table of symmetry by layer. Raises UserError if the score has no matrix U_q^T U_k.
+
+    workdir: folder for the file symmetry.txt; "": write no file.
+    """
     file, model = commands.output(workdir, "symmetry.txt"), commands.load(checkpoint, trust, device)
     measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():

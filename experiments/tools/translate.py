@@ -57,7 +57,11 @@ def run(
 
 
 def is_target_language(model: trained.Trained, sources: list[str]) -> bool:
-    """Return whether the sentences look more like the model's target language than its source language."""
+    """Return True if the sentences seem to be in the model's target language instead of its source language.
+
+    The share of their words among its most common words then exceeds MIN_SHARE, and twice the share of the source.
+    False for a model without such words, which runs save.
+    """
     common = records.read_data(model.path)
     if not set(translation.SIDES) <= common.keys():
         return False

@@ -50,9 +50,9 @@ def run(
     correction: str = "study",
     workdir: commands.Path = "",
 ) -> results.Analysis:
-    """Print the verdict, write the report, and return the analysis of the one CSV file in `table`.
+    """Print the verdict on the one CSV file in `table`, and return its analysis. With workdir, write a report there.
 
-    HELP explains the arguments.
+    HELP explains the arguments. Raises UserError if they are invalid.
     """
     errors.refuse(
         (len(table) != 1, "name one table: python -m experiments.tools.verdict results.csv --metric=loss"),

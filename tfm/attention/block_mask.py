@@ -91,7 +91,7 @@ class Rules:
         return jax.lax.switch(need, [lambda *sums: sums, apply_partial, apply_full], *sums)
 
     def logit_bias(self, query: dict, key: dict) -> jax.Array | None:
-        """Return the bias that is added to the logits of one block, (H, N, S) or (B, H, N, S), or None."""
+        """Return the bias that is added to logits at query["n"] and key["s"], (H, N, S) or (B, H, N, S), or None."""
         return None if self.bias is None else self.bias(query["n"], key["s"])
 
     def bias_arrays(self) -> list:
@@ -99,9 +99,9 @@ class Rules:
         return [leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None for leaf in jax.tree.leaves(self.bias)]
 
     def bias_gradient(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
-        """Return the gradient of `bias_arrays` from dbias, the gradient of one block of the bias.
+        """Return the gradient of each array of `bias_arrays` from dbias, the gradient of one block of the bias.
 
-        dbias is None if no array of the bias has a gradient.
+        query, key: the block's tokens. If no array of the bias has a gradient, dbias is None, and all results are None.
         """
         arrays, (leaves, tree) = self.bias_arrays(), jax.tree.flatten(self.bias)
         if dbias is None:

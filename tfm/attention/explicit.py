@@ -83,7 +83,10 @@ def average(
     weigh: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None,
     dtype: jnp.dtype | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A. positions: those of queries and keys, (n, s_S)."""
+    """Return y_n = sum_s A_{n,s} v_s (E3), and the weights A_BHNS.
+
+    positions: (n, s_S) of the queries and keys, the arguments of mask and bias. Other arguments: as of `attention`.
+    """
     if q_BHNK.shape[2] == 1:  # without a copy of the keys
         l_BHNS = logits(k_BHSK, q_BHNK, scale=scale, dtype=dtype).swapaxes(-1, -2)
     else:

@@ -53,7 +53,8 @@ def map_groups(attend: Callable, *qkv: jax.Array, bias: masks.Bias | None, **opt
     """Return (y_BHNV, A_BHNS or None): attend(q, k, v, bias=..., **options) for every group, by jax.vmap.
 
     `attend` is an implementation (implementations.py). Each of its calls receives the H/G query heads of a group and
-    one head of keys and values. Mask and positions are the same for all groups, so they are computed once.
+    one head of keys and values. Mask and positions are the same for all groups, so they are computed once. A is None
+    if `attend` never forms the weights.
     """
     H, G = max(x.shape[1] for x in qkv), count(*qkv)
 

@@ -33,7 +33,7 @@ class Mask:
     at_end: the caller guarantees that no valid key comes after padding. A kernel then needs only the number of valid
     keys of each sequence. No code checks it, because valid_BS is traced. True without padding.
     document_BS: the number of each token's document, at least 0; allows the keys in the query's own document.
-    other: a function of positions, as a pytree (`as_partial`).
+    other: a function like a mask, (n, s) -> allowed, as a pytree (`as_partial`).
     """
 
     causal: bool = dataclasses.field(default=False, metadata=STATIC)
@@ -89,7 +89,10 @@ def prefix(length: int | jax.Array) -> Mask:
 
 
 def padding(valid_BS: jax.Array, *, at_end: bool = False) -> Mask:
-    """Return the mask of the valid keys, (B, N, S): valid_BS is False at padding. at_end: see Mask."""
+    """Return the mask of the valid keys, (B, N, S): valid_BS is False at padding.
+
+    at_end: the caller guarantees that no valid key comes after padding.
+    """
     return Mask(valid_BS=jnp.asarray(valid_BS), at_end=at_end)
 
 
@@ -99,7 +102,7 @@ def documents(document_BS: jax.Array) -> Mask:
 
 
 def both(first: Callable, second: Callable) -> Mask:
-    """Return the logical and of two masks. Raises ValueError if both have documents."""
+    """Return the logical and of two masks. Raises ValueError if both have document_BS."""
     pair = as_mask(first), as_mask(second)
 
     def join(name: str, function: Callable) -> Any:
@@ -126,7 +129,7 @@ def _both(first: Callable, second: Callable, n: jax.Array, s_S: jax.Array) -> ja
 
 
 def evaluate(mask: Mask, n: np.ndarray, s_S: np.ndarray) -> np.ndarray | None:
-    """Return the mask at these positions, computed during tracing; None if it depends on traced arrays."""
+    """Return mask(n, s_S) as a NumPy array, computed during tracing; None if it depends on traced arrays."""
     if any(isinstance(array, jax.core.Tracer) for array in jax.tree.leaves(mask)):
         return None
     with jax.ensure_compile_time_eval():
@@ -140,5 +143,5 @@ def as_mask(mask: Callable | None) -> Mask:
 
 
 def as_partial(function: Callable | None) -> Callable | None:
-    """Return a function of positions as a pytree: itself if it is one or None, else Partial(function)."""
+    """Return a function of positions as a pytree: a Mask, a Partial or None unchanged, else Partial(function)."""
     return function if function is None or isinstance(function, (Partial, Mask)) else Partial(function)

@@ -27,7 +27,7 @@ def logits(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array |
 
 
 def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
-    """Return the sums of `block_forward` before the first block of keys. key: any block, for the shapes."""
+    """Return the sums of `block_forward` before any key: top -inf, total 0, y 0. key: any block, for the shapes."""
     l_BHNS = jax.eval_shape(lambda: logits(rules, query, key, None)[1])
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, key["v"])
     row_BHN1 = jnp.zeros((*l_BHNS.shape[:-1], 1), l_BHNS.dtype)
@@ -46,7 +46,11 @@ def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.A
 
 
 def block_forward(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None, *sums) -> tuple:
-    """Add one block of keys to the sums: the largest logit, sum_s exp(l - largest), and sum_s exp(l - largest) v_s."""
+    """Add one block of keys to the sums: the largest logit, sum_s exp(l - largest), and sum_s exp(l - largest) v_s.
+
+    sums: these three before the block, at first `start_sums`. Returns them after it. allowed: the block's mask; None:
+    all keys are allowed.
+    """
     top, total, y_BHNV = sums
     _, l_BHNS = logits(rules, query, key, allowed)
     higher = jnp.maximum(top, l_BHNS.max(-1, keepdims=True))
@@ -78,6 +82,7 @@ def prepare_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHN
 def block_backward(rules, query, key, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
     """Return dk, dv and dq plus the gradients from one block of weights, and the gradient of this block of the bias.
 
+    query: the dict of `prepare_gradient`. dbias: an array like this block of the bias; None: return no gradient of it.
     The weights A = exp(l - lse) are recomputed. dl = A (dA - sum_s A dA), and sum_s A dA = y . dy. The derivative
     of a capped product c is 1 - (c / cap)^2. A^T x is computed as (x^T A)^T from transposed queries and gradients,
     which takes a fifth of the time on a CPU (512 x 512, K = 32).

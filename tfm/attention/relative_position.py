@@ -24,7 +24,7 @@ BUCKETS, MAX_DISTANCE = 32, 128  # Raffel et al. 2020, section 2.1: 32 buckets; 
 
 
 class RelativePosition(NamedTuple):
-    """The functions `init`, `rotate` and `bias` of a relative position, described above; None: no rotation, no bias.
+    """The functions `init`, `rotate` and `bias` of a relative position, as the module says; None: no rotation, no bias.
 
     is_rotary: True if `rotate` turns pairs of features, of which there must be an even number. The score must declare
     supports_rope. is_dynamic: True if the rotation from query to key depends on their positions, not only on the

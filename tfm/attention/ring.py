@@ -24,8 +24,8 @@ def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[ja
         return jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     if n is None or n.ndim > 1 or N != S:
         raise ValueError(
-            f"N = {N} queries and S = {S} keys are sharded over axis = {axis!r}, which needs N = S and n of (N,). "
-            "Pass the positions n."
+            f"N = {N} queries and S = {S} keys are sharded over axis = {axis!r}, which needs N = S and n "
+            "of shape (N,). Pass the positions n."
         )
     return n, n
 

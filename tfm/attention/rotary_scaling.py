@@ -28,7 +28,7 @@ def _angles(n: jax.Array, theta_I: np.ndarray, length: float = 1.0) -> Angles:
 
 
 def none(n: jax.Array, K: int, base: float) -> Angles:
-    """Return the angles n base^(-2i/K)."""
+    """Return the angles n base^(-2i/K) of pairs i of features, and 1, the factor on the norms of queries and keys."""
     return position.angles(n, K, base=base), 1.0
 
 
@@ -68,7 +68,9 @@ def llama3(n: jax.Array, K: int, base: float, factor: float, low: float, high: f
 def yarn(
     n: jax.Array, K: int, base: float, factor: float, N: float, fast: float = 32, slow: float = 1, length: float = 0
 ) -> Angles:
-    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and `length`, or 0.1 ln(factor) + 1 if it is 0.
+    """Return the angles n theta_i ((1 - r_i) / factor + r_i), and `length`, or 0.1 ln(max(1, factor)) + 1 if it is 0.
+
+    theta_i = base^(-2i/K). length: a factor on the norms of queries and keys. N: tokens of a text in training.
 
     r_i is 1 up to the last pair with at least `fast` turns in N tokens, and 0 from the first pair with at most `slow`
     turns. Between them it falls linearly in i, as in the authors' code (YaRN, Peng et al. 2023, equations 17 to 22).

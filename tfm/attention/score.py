@@ -46,7 +46,7 @@ Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bili
 
 
 class Score(NamedTuple):
-    """`init` and `apply`, described above, and properties of the score.
+    """`init` and `apply`, described at the top of score.py, and properties of the score.
 
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
     l_{n,s} = x_n^T M_h x_s without biases and scale. None: the score has no bilinear form.
@@ -254,7 +254,7 @@ pairwise_sym = _bilinear(_pairwise_sym_init, score_symmetric.pairwise_sym, facto
 
 @functools.cache  # equal scores are the same object, so that a program is compiled once
 def sym_plus_skew_of(r: int) -> Score:
-    """Return the score whose logits are symmetric up to a skew form of rank r, which must be even."""
+    """Return the score whose logits are a symmetric form plus a skew form of rank r, which must be even."""
     return _bilinear(
         functools.partial(_skew_init, r=r),
         functools.partial(score_symmetric.sym_plus_skew, r=r),

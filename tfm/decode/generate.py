@@ -78,8 +78,8 @@ class State(NamedTuple):
 def begin(start: Start, *prompts: jax.Array, steps: int, stop: Stop = None, **options: float) -> State:
     """Read prompts, and draw the first of at most `steps` tokens. Call `extend` on the result until done_B.all().
 
-    prompts: prompt_BN, right-padded; length_B, its numbers of tokens; a random key, or key_B. options: arguments of
-    sampling.filter_logits. Raises ValueError if a prompt has no token or steps is negative.
+    prompts: prompt_BN, right-padded; length_B, its numbers of tokens; a random key, or key_B. stop: ids that end a
+    text. options: arguments of sampling.filter_logits. Raises ValueError if a prompt has no token or steps is negative.
     """
     prompt_BN, length_B, key = prompts
     w_BN, length_B, logits_BW, cache = read_prompts(start, prompt_BN, length_B, steps=steps)
@@ -115,7 +115,8 @@ def read_prompts(
 def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **options: float) -> State:
     """Return the state after appending up to `steps` tokens to every unfinished text, none beyond limit_B tokens.
 
-    Several calls give the same texts as one call with the sum of their steps.
+    Several calls give the same texts as one call with the sum of their steps. step: (cache, w_B, n_B) -> (logits_BW,
+    cache). stop: ids that complete a text. options: arguments of sampling.filter_logits.
     """
 
     def unfinished(loop: tuple[jax.Array, State]) -> jax.Array:
@@ -152,7 +153,7 @@ def is_stop(w: jax.Array, stop: Stop) -> jax.Array:
 def generate(
     start: Start, step: Step, *prompts: jax.Array, steps: int, stop: Stop = None, **options: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Return w_B(N+steps) and length_B: each prompt, directly followed by up to `steps` tokens.
+    """Return w_B(N+steps), each prompt directly followed by up to `steps` tokens, and the lengths of these texts.
 
     prompts: prompt_BN, right-padded (to a `bucket`); length_B, its numbers of tokens; a random key, or key_B. options:
     arguments of sampling.filter_logits, such as temperature. A text ends with the first token in `stop`; id 0 follows
