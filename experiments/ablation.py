@@ -107,7 +107,7 @@ def show_plan(
     """Print a line for each program, which trains several runs at once, and the power of the study's seeds.
 
     Return the checked programs, those of tuning first. earlier_study: the folder of a study, whose runs give the
-    standard deviations for the power; None: there is no such study.
+    standard deviations for the power; None: there is no such study. Raises UserError if a run cannot be trained.
     """
     study = session.study
     tuning_programs = group(studies.runs(settings, tuning.trials(study)), session, tuning=True)

@@ -41,7 +41,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
     """Start the device (None: no device) and open the model. trust: the names of user's code that may be executed.
 
     kinds: what the model may be for, as in trained.DOES ("causal", "image", ...); none: anything. Raises UserError for
-    a model of another kind.
+    a model of another kind, and as `open_model.open` does.
     """
     config_files.forget_user_modules(pathlib.Path())
     if device is not None:
@@ -54,7 +54,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
-    """Return the path of a new file in the folder, or None without a folder. Raises UserError if the file exists."""
+    """Return the path of a new file in the folder, or None if `folder` is "". Raises UserError if the file exists."""
     return disk.check_new(pathlib.Path(folder, name), "--workdir", is_file=True) if str(folder) else None
 
 
@@ -66,7 +66,7 @@ def report(text: str, file: pathlib.Path | None) -> str:
 
 
 def save(text: str, file: pathlib.Path | None) -> None:
-    """Write the text into the file if there is one."""
+    """Write the text and a line end into the file, which may exist. Do nothing if `file` is None."""
     if file is not None:
         disk.write_new(file, f"{text}\n".encode())
 
@@ -103,7 +103,7 @@ def finish(
     table: Callable[[], tuple[Sequence[str], Sequence[Sequence]]],
     draw: Callable[[pathlib.Path], pathlib.Path] | None = None,
 ) -> str:
-    """Write the requested files. Print the lines and a line about each file, and return all of them as one text.
+    """Write the requested files. Print and return, as one text, the lines and a line about each table and figure.
 
     table() -> the header and the rows of the CSV file. draw(file) writes the figure and returns its path.
     """
@@ -129,7 +129,10 @@ def save_arrays(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> pathlib
 
 
 def save_table(file: pathlib.Path, header: Sequence[str], rows: Sequence[Sequence]) -> str:
-    """Write a CSV file. Empty cells fill rows that are shorter than the header. Return a line about the file."""
+    """Write or replace a CSV file. Return a line about the file. Raises UserError if it cannot be written.
+
+    Empty cells fill rows that are shorter than the header.
+    """
     padded = ([*row, *[""] * (len(header) - len(row))] for row in rows)
     disk.write_new(file, disk.as_csv([header, *padded]))
     return f"wrote {len(rows):,} rows to {file}"
@@ -204,15 +207,16 @@ def require(example: str, value: Path) -> None:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """Return the settings of --set=KEY=VALUE as {key: text}. Raises UserError for another form."""
+    """Return {KEY: VALUE} of the texts KEY=VALUE that follow --set=. Raises UserError for a text without "="."""
     errors.refuse(*(("=" not in text, f"--set={text} must have the form --set=train.steps=100") for text in texts))
     return dict(text.split("=", 1) for text in texts)
 
 
 def exit_code(action: Callable[[], Any]) -> int:
-    """Run the action. Return 0, 2 for a UserError, 1 for a RunError or a closed output, or 130 for Ctrl-C.
+    """Run the action, print its UserError or RunError, and return the exit code of the process.
 
-    For another signal, return 128 + its number.
+    Return 0 for success, 2 for a UserError, and 1 for a RunError or a closed output. Return 130 for Ctrl-C, and
+    128 + its number for another signal.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 prints other characters as \u597d

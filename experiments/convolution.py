@@ -117,7 +117,7 @@ def construct(kernel_HD: np.ndarray, *, N: int) -> dict:
 
 
 def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
-    """Return the kernel_HD of a layer: for each offset o, the mean over n of sum_h (V_h)_{d,d} A_{h,n,n+o}.
+    """Return the kernel_HD of a layer: for each of H offsets o, the mean over n of sum_h (V_h)_{d,d} A_{h,n,n+o}.
 
     The mean is over the queries n whose offsets all lie in the sequence. A head may attend to several offsets, because
     only the sum over heads matters.
@@ -133,7 +133,7 @@ def figures(
 ) -> Iterator[pathlib.Path | dict[str, float]]:
     """Yield a dict of the errors of the constructed layer and the learned kernel, then paths of figures.
 
-    The figures show the loss, kernels and images.
+    The figures show the loss, kernels and images. kernel_HD: the true kernel, from which the layer is constructed.
     """
     from experiments.figures import (
         convolution as convolution_figures,

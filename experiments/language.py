@@ -94,7 +94,7 @@ def prefix_length(t: configs.Settings) -> int:
 
 
 def choose_loss(settings: configs.Settings, model: models.Model) -> Callable[..., train_step.Ratios]:
-    """Return (params, x_BND, batch, layout) -> {metric: (sum, count)} of train.loss (losses.choose_token_loss)."""
+    """Return (params, x_BND, batch, layout) -> {metric: (sum, count)} for loss, accuracy and train.metrics."""
     sparse = settings.text.objective != "causal"
     return losses.choose_token_loss(settings, model, sparse=sparse, layout=model.layout)
 

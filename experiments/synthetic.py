@@ -68,9 +68,10 @@ def prepare(settings: configs.Settings, mesh: Mesh) -> runs.Work:
 def figures(
     settings: configs.Settings, work: runs.Work, params: Any, folder: pathlib.Path, rows: list[dict]
 ) -> list[pathlib.Path]:
-    """Draw the curves of loss and accuracy, and the attention weights of one held-out example.
+    """Draw curves of loss and accuracy, and attention weights of one held-out example. Return the files.
 
-    For the task induction, the curves include the scores of the heads whose scores are largest at the end.
+    rows: the metrics that the run logged. For the task induction, the curves include the scores of the heads whose
+    scores are largest at the end.
     """
     from experiments.figures import plots  # imports matplotlib, which takes a second
 

@@ -42,7 +42,7 @@ class Corpus(NamedTuple):
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of the sentence pairs."""
+    """Return {"pairs": {setting: (default, help)}}, the settings of the sentence pairs."""
     return {
         "pairs": {
             "source": (
@@ -218,8 +218,8 @@ def cross_attention(
 ) -> dict[str, Any] | None:
     """Return arguments of plots.attention_matrices for one translation: weights, and tokens of target and source.
 
-    It is the first with at least 8 source tokens (or the most there are) in which both sides fit into N tokens. Return
-    None if none fits.
+    It is the first in which both sides fit into N tokens and the source has at least 8 tokens. If none has 8, the
+    longest source that fits is chosen. Return None if none fits.
     """
     subwords = corpus.subwords
     source_BS, source_fits_B = pairs.pad(subwords, corpus.sources, N=N)

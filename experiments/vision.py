@@ -85,6 +85,7 @@ def figures(
     """Yield the calibration error and recalls as dicts of metrics; then the paths of the figures, which it draws.
 
     Figures: loss curves, predictions, the confusion matrix, and attention weights of one image (not of a Flax module).
+    folder: of the run. rows: of its metrics.jsonl.
     """
     from experiments.figures import images as image_figures, plots  # import matplotlib, which takes a second
 

@@ -104,7 +104,7 @@ def class_token_init(key: jax.Array, *, D: int) -> dict:
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """Prepend the class token (E25) to the tokens of every sequence."""
+    """Prepend the class token, c_D of `params` (E25), to the tokens of every sequence."""
     c_B1D = jnp.broadcast_to(params["c_D"], (x_BND.shape[0], 1, x_BND.shape[2]))
     return jnp.concatenate([c_B1D.astype(x_BND.dtype), x_BND], axis=1)
 

@@ -78,7 +78,7 @@ def start(
     """Encode the source, read the prompts, and return the logits_BW after each prompt and the cache for `step`.
 
     prompt_BN: the first length_B tokens of each target, right-padded; at least the token that begins a target.
-    capacity: number of positions of the cache.
+    capacity: number of positions of the cache. Raises ValueError if the norm makes a token depend on later tokens.
     """
     memory, _ = encode(params, source_BS, valid_BS, spec, call)
     call = call._replace(mask=masks.causal, memory=memory)

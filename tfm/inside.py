@@ -27,7 +27,8 @@ Measure = Callable[[dict[str, Partial]], jax.Array]  # {name: edit} -> a number 
 def bind(apply: Callable, params: Any, inputs: Any) -> Run:
     """Return run(edit={...}, look=(...)) -> (logits, {name: activation}) for these parameters and inputs.
 
-    apply: of tfm.models, such as that of language_model.
+    apply: the second function that a constructor in tfm.models returns, such as language_model. edit: {name: (x, m) ->
+    x}, for the activation x of layer m. look: the names of the activations to return.
     """
 
     def run(edit: dict | tuple[()] = (), look: tuple[str, ...] = ()) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -83,7 +84,7 @@ def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> ja
     one, this is activation patching (Vig et al. 2020; Meng et al. 2022). If x_M is the mean of `y` over texts and
     tokens, this is the mean ablation of each head. Axes of x_M other than those of layers and of the index may have
     size one, and then broadcast. All values are computed by one program, compiled at each call, for `batch` pairs m, i
-    at a time. If `measure` returns an array, its axes follow M and I.
+    at a time. measure: a function of {name: edit}, which returns a number, or an array whose axes follow M and I.
     """
     M, size = x_M.shape[0], x_M.shape[2]
 
@@ -122,7 +123,7 @@ def logit_lens(run: Run, x_MBND: jax.Array) -> jax.Array:
     """Return the logits (M, ...) of the tokens after each layer, as if this layer were the last (nostalgebraist 2020).
 
     x_MBND: the activation `hidden`, or other tokens of its shape. They replace the tokens after the last layer, so the
-    model's own last norm and head read them. Each layer costs a run.
+    model's own last norm and head read them. Each layer costs a call of `run` (see `bind`).
     """
 
     def read(x_BND: jax.Array) -> jax.Array:

@@ -107,7 +107,7 @@ def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: j
 
 
 def measure(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> dict[str, Ratio]:
-    """Return {"loss": cross_entropy, "accuracy": accuracy} of logits."""
+    """Return {"loss": cross_entropy(...), "accuracy": accuracy(...)}, called with these arguments."""
     loss = cross_entropy(logits, target, weight, vocab=vocab)
     return {"loss": loss, "accuracy": accuracy(logits, target, weight, vocab=vocab)}
 

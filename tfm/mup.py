@@ -34,11 +34,11 @@ DEPTH = {"depth_mup": 0.5, "completep": 1.0}  # method -> a
 
 
 class Growth(NamedTuple):
-    """The width and the depth of a model relative to its base. Each stage adds 1/depth^exponent of its output."""
+    """The width and the depth of a model relative to a base model."""
 
     width: float = 1.0  # r
     depth: float = 1.0  # s
-    exponent: float = 0.5  # a: each stage adds 1/s^a of its output
+    exponent: float = 0.5  # a: attention and MLP each add 1/s^a of their output to the residual stream
 
     @property
     def output_std(self) -> float:
@@ -86,7 +86,7 @@ def rate(path: Any, growth: Growth) -> float:
 
 
 def scale_rates(updates: Any, growth: Growth) -> Any:
-    """Return the updates of an optimiser, each multiplied by `rate`, the factor on its learning rate."""
+    """Return the updates of an optimiser, each multiplied by the factor on its parameter's learning rate (`rate`)."""
 
     def scale(path: Any, update: jax.Array) -> jax.Array:
         return rate(path, growth) * update

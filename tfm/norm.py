@@ -36,8 +36,9 @@ class Norm(NamedTuple):
     has no running averages. Training normalises with these statistics, `apply(params | observe(x, layout=layout), x,
     ...)`, and updates the running averages in the parameters with them. Evaluation uses the running averages.
     per_position: True if `init` also takes N, the number of positions, each of which has statistics of its own.
-    takes_layout: as in variant.py. needs_all_tokens: True if the norm needs all tokens of a sequence at once, so that
-    causal models cannot use it. takes_eps: False if `apply` ignores eps. measures: as in variant.py.
+    takes_layout: True if `apply` uses `layout`, the devices that share the model. needs_all_tokens: True if the norm
+    needs all tokens of a sequence at once, so that causal models cannot use it. takes_eps: False if `apply` ignores
+    eps. measures: {name: weight} of measures that `apply` also returns (variant.py).
     """
 
     init: Callable[..., dict[str, Any]]

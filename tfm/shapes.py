@@ -91,7 +91,7 @@ def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
 
 
 def is_matrix(path: Any) -> bool:
-    """Return whether a leaf is a matrix (a weight or an embedding), unlike biases, gains and shifts."""
+    """Return whether a leaf's path names a matrix (a weight or an embedding), not a bias, a gain or a shift."""
     return sum(letter not in COPIES and not letter.isdigit() for letter in letters(path)) >= 2
 
 
@@ -99,7 +99,8 @@ def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (outputs, inputs), the indices of these axes of a matrix; its other axes count copies of the matrix.
 
     H or G belongs to the side with the features of the heads. Uq_HKD maps D to (H, K), Uo_HDK maps (H, K) to D, and
-    V_HDD maps (H, D) to D. In P_HKK, which maps K to K in each head, H counts copies.
+    V_HDD maps (H, D) to D. In P_HKK, which maps K to K in each head, H counts copies. path: the JAX key path of the
+    matrix, or a string such as 'blocks/score/Uq_HKD'.
     """
     axes = letters(path)
     outputs, inputs = (len(axes) - 2,), (len(axes) - 1,)

@@ -27,7 +27,8 @@ _gram = functools.partial(_einsum, "...kd,...jd->...kj")  # U V^T for every head
 class Layer(NamedTuple):
     """Symmetry of each head's M_h = U_q,h^T U_k,h, and symmetry and directionality of their sum over heads, in a layer.
 
-    The results of `layers` have a leading axis M.
+    Symmetry is 1 for a symmetric matrix and -1 for a skew-symmetric one. Directionality (-1 to 1) is negative if
+    features of the key dominate (`directionality_of`). The results of `layers` have a leading axis M.
     """
 
     symmetry_H: jax.Array  # of M_h for each head
@@ -47,7 +48,7 @@ def concatenate_heads(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> tuple[jax.Array, 
 
 
 def symmetry_of(M_HDD: jax.Array) -> jax.Array:
-    """Return s = <M, M^T> / |M|^2: 1 if M is symmetric, -1 if skew-symmetric, about 0 if random, NaN if M = 0.
+    """Return s_H = <M, M^T> / |M|^2: 1 if M is symmetric, -1 if skew-symmetric, about 0 if random, NaN if M = 0.
 
     (Saponati et al. 2025: (|S|^2 - |N|^2) / |M|^2 for the symmetric and skew parts M = S + N.)
     """

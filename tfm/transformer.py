@@ -110,7 +110,7 @@ def init_trunk(key: jax.Array, *, M: int, D: int, N: int, spec: Spec, final_norm
 
 
 def apply(params: dict, inputs: Any, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
-    """Return the logits (or predicted pixels) of tokens w_BN or patches v_BNP, and the second result of `hidden`."""
+    """Return the logits (or predicted pixels) of tokens w_BN or patches v_BNP, and aux, a dict (see `hidden`)."""
     x_BND, aux = hidden(params, inputs, spec, call)
     return logits(params, x_BND, spec, call.layout), aux
 
@@ -167,7 +167,8 @@ def embed(params: dict, inputs: Any, spec: Spec, call: Call, aux: dict) -> tuple
 def stack(layers: dict, x_BND: jax.Array, spec: Spec, call: Call) -> tuple[jax.Array, dict]:
     """Return X^(M), X^(m) = block(X^(m-1)) for m = 1 ... M (E20), and aux of the blocks, stacked over layers.
 
-    layers: the parameters of the blocks, stacked over layers.
+    layers: the parameters of the blocks, stacked over layers. aux: what the stages record (blocks.Order), such as
+    "cache".
     """
 
     def layer(x_BND: jax.Array, m_and_params: tuple) -> tuple[jax.Array, dict]:

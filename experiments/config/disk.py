@@ -98,7 +98,8 @@ def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dic
     """Return the arrays of an .npz file by name.
 
     choices: groups of names; the first group that the file has completely is read. Without choices, all arrays are
-    read. Raises UserError if no group is complete, the file is damaged, or its arrays do not fit into memory.
+    read. Raises UserError if no group is complete, if the file is missing or damaged, or if its arrays do not fit into
+    memory.
     """
     with reading(path), open_regular(path) as content:
         with zipfile.ZipFile(content) as members:

@@ -62,7 +62,8 @@ def _lists(value: Any) -> Any:
 def get_base(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
     """Return get_config(experiment, of) of configs/base.py: an experiment's settings with their defaults.
 
-    of: for a study, the experiment that its runs train, or a config of that experiment.
+    of: for a study, the experiment that its runs train, or a config of that experiment. Raises UserError as
+    `get_config` does, and if a name is no text.
     """
     for key, name in zip(EXPERIMENT_KEYS, (experiment, of), strict=True):
         if not isinstance(name, ml_collections.ConfigDict):
@@ -86,7 +87,7 @@ def load_defaults(config: ml_collections.ConfigDict) -> ml_collections.ConfigDic
 
 
 def find_value(config: ml_collections.ConfigDict, key: str) -> Any:
-    """Return the value of a setting. Raises UserError if there is no such setting."""
+    """Return the value of the setting `key`, such as "model.score". Raises UserError if there is no such setting."""
     settings = flat(config)
     if key not in settings:
         sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings if "." in name))
@@ -109,7 +110,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
 
 def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list[str]:
-    """Assign the values, key -> value, that differ from the config's. Return their keys.
+    """Assign the values, such as {"model.D": 64}, that differ from the config's. Return their keys.
 
     A value that the config derives from others (K = D // H) stays derived if the new value is equal. Raises UserError
     for an unknown key, or a value of the wrong type.
@@ -124,7 +125,7 @@ def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> list
 
 
 def check_type(key: str, value: Any, kind: type) -> None:
-    """Raise UserError if a value does not have the type of its setting."""
+    """Raise UserError unless the value of the setting `key` has exactly the type `kind`: True is no int."""
     example = f", as '{_write_list(value)}'" if kind is list and isinstance(value, str) else ""
     fault = f"{key} = {format_value(value)} must be of type {kind.__name__}{example}"
     errors.refuse((type(value) is not kind, fault))
@@ -140,7 +141,10 @@ def _write_list(text: str) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value in the types of a config: a path as text, a tuple as a list, a NumPy number as Python's."""
+    """Return a value in the types of a config: a path as text, a tuple as a list, a NumPy number as Python's.
+
+    The elements of a tuple do not change.
+    """
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     return list(value) if isinstance(value, tuple) else value.item() if isinstance(value, np.generic) else value
 
@@ -198,7 +202,7 @@ def describe_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     """Return {section: its settings} that the experiment `name` adds to a config.
 
-    Raises UserError if a default is invalid.
+    Raises UserError if the experiment is missing or its config() fails, and if a default is invalid.
     """
     module, label = by_name.load_experiment(name), f'config() of the experiment "{name}"'
     with by_name.user_errors(label):

@@ -25,7 +25,7 @@ KEY = "image.augment"
 
 
 def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Result:
-    """Exchange left and right of each image with this probability. Return the images and None."""
+    """Exchange left and right of each image with this probability. Return the images and None: no image is mixed."""
     flipped_B111 = rng.random((len(image_BYXZ), 1, 1, 1)) < probability
     return np.where(flipped_B111, image_BYXZ[:, :, ::-1], image_BYXZ), None
 
@@ -144,10 +144,10 @@ KINDS = {
 
 
 def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Result]:
-    """Return the function (image_BYXZ, rng) -> (image_BYXZ, share_B), the changes `names` (image.augment) in order.
+    """Return the function (image_BYXZ, rng) -> (image_BYXZ, share_B) that makes the changes `names` in order.
 
-    share_B: each new image's share of another image; None if no change mixes images. Raises UserError if a change is
-    unknown or does not suit images of Y x X pixels, or if two of them mix images.
+    names: as in image.augment. share_B: each new image's share of another image; None if no change mixes images. Raises
+    UserError if a change is unknown or does not suit images of Y x X pixels, or if two of them mix images.
     """
     steps = [parse(str(name), min(Y, X)) for name in names]
     mixing = [name for name, (kind, _) in zip(names, steps, strict=True) if kind.mixes]

@@ -49,7 +49,10 @@ def train(text: Iterable[bytes], *, W: int, specials: tuple[str, ...], every: in
 
 
 def learn(texts: Iterable[str], *, W: int, specials: Sequence[str | AddedToken]) -> Tokenizer:
-    """Return a tokenizer with at most W token ids: first the special tokens, then the bytes, then the merges."""
+    """Return a byte-level BPE tokenizer. Its ids are first the special tokens, then all 256 bytes, then the merges.
+
+    It has at most W ids, or only the special tokens and the bytes if these alone are more than W.
+    """
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()

@@ -32,8 +32,9 @@ def check_trained(source: str, trained: Collection[str], evaluated: Collection[s
 
 
 def divide(path: pathlib.Path, files: Sequence[data_files.File]) -> tuple[dict, list[tuple], list[str]]:
-    """Return ({part: its files, labelled}, [(path to the folders of classes, classes), ...], lines to print).
+    """Return ({part: its files, labelled}, [(steps to the folders of classes, classes), ...], lines to print).
 
+    There is one pair for each folder of a part: the names of the folders above its classes, and the set of its classes.
     path: a folder. files: its files. TRAIN is the first part, and the only one if folders define no parts.
     path/train/cat/2019/a.jpg gets the label cat, a file in no folder of a class ''. Files in folders of UNLABELLED are
     left out, unless there are no others. Raises UserError as `name_parts`.
@@ -117,7 +118,7 @@ def read_names(splits: Sequence[data_files.File], column: str) -> tuple[str, ...
 
 
 def describe(names: Sequence[str]) -> list[str]:
-    """Return a line of the first SHOWN names, and up to SHOWN warnings of names that differ only by spaces or case."""
+    """Return a line of the first SHOWN classes, and up to SHOWN warnings of names equal up to spaces and case."""
     line = "classes: " + ", ".join(names[:SHOWN])
     if len(names) > SHOWN:
         line += f", ... ({len(names):,} in all)"

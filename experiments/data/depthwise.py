@@ -35,7 +35,7 @@ def convolve(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
 
 
 def convolve_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
-    """Return the y_BND of `convolve`, in float64, by numpy.convolve. It reverses kernels, so it gets reversed ones."""
+    """Return the y_BND of `convolve` in float64, by numpy.convolve. That reverses kernels, so it gets reversed ones."""
     y_BND = np.zeros(x_BND.shape)
     padded_BND = pad(x_BND.astype(np.float64), len(kernel_HD))
     for b, d in np.ndindex(len(x_BND), x_BND.shape[2]):

@@ -26,7 +26,8 @@ def places() -> list[pathlib.Path]:
 def fetch(file_name: str, url: str, sha256: str) -> pathlib.Path:
     """Return the path of a file in the first of `places()` that has it, or else downloaded to the cache folder.
 
-    Raises UserError for an existing file with another checksum, and RunError if the download fails or has another one.
+    Raises UserError if the existing file has another checksum. Raises RunError if the download fails or what it
+    returns has another checksum.
     """
     for path in (folder / file_name for folder in places()):
         if path.is_file():

@@ -46,7 +46,7 @@ LISTED = 3  # names in a line
 
 
 class File(NamedTuple):
-    """A file on the disk or in a zip. It is printed as its path inside the folder or zip, if it is in one."""
+    """A file on the disk or in a zip, or a split or row of a data set. It is printed as its path inside its source."""
 
     inside: pathlib.PurePath  # path inside the folder or zip; empty if the source is this file itself
     name: str  # in messages
@@ -178,8 +178,8 @@ def check_size(name: str, unpacked: int, packed: int) -> None:
 def lines(file: File) -> Iterator[str]:
     """Yield the lines of a text, without line ends (\\n, or \\r in a file without \\n).
 
-    Raises UserError for a file that cannot be read or unpacks to too much, for NUL and bytes that are not UTF-8, and
-    for a line of more than LONGEST bytes.
+    A \\r before \\n stays. Raises UserError for a file that cannot be read or unpacks to too much, for NUL and bytes
+    that are not UTF-8, and for a line of more than LONGEST bytes.
     """
     rest, size, number = [], 0, 1  # the pieces of the line that has not ended yet, and their bytes
     for piece in pieces(file):
@@ -218,7 +218,10 @@ def load_text(file: File) -> str:
 
 @contextlib.contextmanager
 def require_extra(feature: str, extra: str = "hub") -> Iterator[None]:
-    """Raise UserError if an import in the block fails. extra: the optional dependencies that contain the package."""
+    """Context manager: raise UserError if an import in the block fails.
+
+    feature: what needs the package, for the message. extra: the optional dependencies that contain the package.
+    """
     try:
         yield
     except ImportError as error:
@@ -243,7 +246,7 @@ def split_by_names(section: str, files: Sequence[File]) -> dict[str, list[File]]
     """Return part -> its files if names decide the parts, else {}. Raises UserError if no file is left to train on.
 
     Names decide if some files are named valid or test, and files named train have more bytes than files of no part.
-    Names also decide if one is just valid or test (test.txt, val/), and the evaluation part has LEAST of all bytes.
+    Names also decide if one is just valid or test (test.txt, val/), and at least 1 % of all bytes are evaluated.
     Files of no part are trained on, unless files named train have more bytes: then they are OTHER, like a README.
     section: the section of the config, for the message.
     """
@@ -275,7 +278,8 @@ def split_rows(
     """Return the rows of the files in two parts: those of `by_name` (`split_by_names`), or if it is empty, by content.
 
     rows(file) yields pairs of texts. By content, about this share of the rows is held out; rows whose first texts have
-    the same `key` stay together. form: what the rows are, for messages. Raises UserError if a part has no row.
+    the same `key` stay together. form: what the rows are, for messages. Raises UserError if a part has no row, or if
+    rows that are split by content all have the same key.
     """
     used = used_parts(by_name) if by_name else [files]
     parts = [[row for file in group for row in rows(file)] for group in used]
@@ -307,7 +311,7 @@ def describe_parts(name: str, decision: str, parts: Mapping[str, Sequence]) -> s
 
 
 def join_names(names: Sequence) -> str:
-    """Return 'a.txt, b.txt', or 'a.txt and 7 more'."""
+    """Return 'a.txt, b.txt', or 'a.txt and 7 more' for more than LISTED names."""
     return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
 
 

@@ -37,9 +37,10 @@ COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colo
 def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int | None) -> dict[str, Any]:
     """Return the image format of a trained model of Z channels and C classes (None: any), as in `images.describe`.
 
-    path: the folder of a run, or a published ViT; only the latter has "image" in its `extras`. Two fields are added.
-    `processor`: the steps that make a file such an image, as fields of transformers. `assumed`: True if no file
-    describes these steps. Raises UserError if the files are missing or damaged, or need a step that is not supported.
+    path: the folder of a run, or a published ViT. extras: Trained.facts, with "image" only for the latter. Fields are
+    added. `processor`: the steps that make a file such an image, as fields of transformers. `assumed`: True if no file
+    describes these steps. `draft`: True for a run, which decodes large JPEGs at a lower size. Raises UserError if the
+    files are missing or damaged, or need a step that is not supported.
     """
     if "image" in extras:
         file, form = read_published_format(path, extras, Z=Z)
@@ -63,8 +64,9 @@ def read_published_format(
 ) -> tuple[pathlib.Path, dict[str, Any]]:
     """Return the path of the file that describes a published model's images, and the fields of `load_format`.
 
-    extras: has the model's "class_names", and "image": (rows, columns). Fields that the file lacks have the defaults of
-    its image processor. Raises UserError for an unknown processor or field.
+    path: the model's folder, or a file in it. extras: has the model's "class_names", and "image": (rows, columns).
+    Fields that the file lacks have the defaults of its image processor, and the file may be missing. Raises UserError
+    for an unknown processor or field, or an invalid value.
     """
     folder = path if path.is_dir() else path.parent
     file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
@@ -88,10 +90,10 @@ def read_published_format(
 
 
 def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> dict[str, Any]:
-    """Return the fields for resizing and cropping an image, with sizes as `read_size` returns them.
+    """Return those of an image processor's fields that resize and crop, with sizes as `read_size` returns them.
 
-    Raises UserError for an invalid field, or a fixed size other than Y x X pixels. A size that depends
-    on the image is not checked. file: the path of the fields, for messages.
+    Y, X: the pixels that the model reads. Raises UserError for an invalid field, or a fixed size other than Y x X. A
+    size that depends on the image is not checked. file: the path of the fields, for messages.
     """
     from PIL import Image  # comes with matplotlib; imported only where it is needed
 
@@ -185,7 +187,7 @@ def pixels(name: str, image: Any, form: Mapping[str, Any]) -> tuple[np.ndarray, 
 
 
 def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the Pillow image, resized and cropped, and a text about these steps. processor: of `load_format`."""
+    """Return the Pillow image, resized and cropped, and a text about these steps. processor: as in `load_format`."""
     steps = "not resized"
     if processor["do_resize"]:
         size, shorter = processor["size"], min(image.size)
@@ -205,7 +207,8 @@ def resize(image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
 def read(path: pathlib.Path, form: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """Return the file's image as image_1YXZ, processed and normalised as `form` says, and a line about it.
 
-    Black and white become the two numbers form["values"]. Then image = (image - mean) / std.
+    Black and white become the two numbers form["values"]. Then image = (image - mean) / std. Raises UserError if the
+    file cannot be read (`open_image`), or if the result of `pixels` has another size than `form`.
     """
     with warnings.catch_warnings(action="ignore"):  # about a large size, and about damaged metadata
         with open_image(data_files.on_disk(path)) as image:

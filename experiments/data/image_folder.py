@@ -49,8 +49,8 @@ def load(source: str, size: int) -> Splits:
     """Return both parts, training and evaluation, of the images of a folder or of a data set 'hub:NAME'.
 
     size: pixels of a side; 0: keep it. A single part is split by the bytes of its files, so that runs at two sizes hold
-    out the same images. Raises UserError if there is no image, an image without a class, or a class or part without
-    images, and as `read` does.
+    out the same images. Raises UserError as `find_parts` and `read` do, for example if there is no image, an image
+    without a class, or a class or part without images.
     """
     (train, evaluation), places, names, lines = find_parts(source)
     errors.refuse((not names, NO_CLASS.format(train[0].name, source)))
@@ -111,9 +111,10 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
 
 
 def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
-    """Return the rows of a data set that have a class, the names of its classes, and lines about the other rows.
+    """Return {part: a File for each row with a class} of a data set, its class names, and lines about other rows.
 
-    Raises UserError if a column of images or of classes is missing, or the training split.
+    source: 'hub:NAME', as in tables.find. Raises UserError if a column of images or of classes is missing, or the
+    training split.
     """
     parts, lines, splits = {}, [], tables.find(source, stream=False)
     for split in splits:
@@ -221,7 +222,8 @@ def read_batch(files: Sequence[data_files.File], form: Mapping[str, Any]) -> np.
 def map_images(function: Callable, images: Sequence[data_files.File], chunk: int = CHUNK) -> Iterator[Any]:
     """Yield function(file) of each file, computed on all cores for `chunk` files at a time.
 
-    If the function raises UserError for several files, raise one UserError with their number and up to LISTED messages.
+    If the function raises UserError, check the other files too, without yielding more. Then raise one UserError with
+    the number of such files and up to LISTED messages.
     """
 
     def call(file: data_files.File) -> Any:
@@ -241,4 +243,4 @@ def map_images(function: Callable, images: Sequence[data_files.File], chunk: int
     if damaged:
         listed = "; ".join(damaged[:LISTED]) + f"; and {len(damaged) - LISTED:,} more" * (len(damaged) > LISTED)
         count = f"{len(damaged):,} of {len(images):,} images cannot be read: " if len(damaged) > 1 else ""
-        raise errors.UserError(f"{count}{listed.removesuffix('.')}. Remove or replace them.")
+        raise errors.UserError(f"{count}{listed.removesuffix('.')}. Remove or replace such files.")

@@ -56,7 +56,11 @@ class Images(NamedTuple):
 
 
 def load_described(source: str, size: int = 0) -> Images:
-    """Return `load(source, size)`, the images of a config's image.source, with further `lines` that describe them."""
+    """Return `load(source, size)`, the images of a config's image.source, with further `lines` that describe them.
+
+    size: the height and width for image files and images of 'hub:', in pixels; 0: unchanged. Raises UserError as `load`
+    does.
+    """
     data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     line = f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"
@@ -74,9 +78,9 @@ def load(source: str, size: int = 0) -> Images:
     A place is a data set 'hub:NAME', or the path of an .npz file (ARRAYS) or a folder. The folder has MNIST's four IDX
     files, .npz files named after the parts (train.npz), or image files in folders of their classes. Image files, and
     images of 'hub:NAME', become size x size pixels (0: keep their size). The validation part is evaluated, or else the
-    test part. A single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, for
-    damaged or contradictory files, and, if the source defines both parts, for a class that is evaluated but not trained
-    on.
+    test part. A single part is split by content, about 20 % to evaluate. Raises UserError for a missing source, an
+    invalid size, and damaged or contradictory files. If the source defines both parts, it also raises UserError for a
+    class that is evaluated but not trained on.
     """
     configs.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     splits = read_arrays(source) or image_folder.load(source, size)
@@ -120,8 +124,8 @@ def read_digits() -> image_folder.Splits:
 def read_idx_files(path: pathlib.Path, classes: tuple[str, ...] = ()) -> image_folder.Splits | None:
     """Return the Splits in MNIST's four files (FILES) in a folder, gzipped or not; None if it has none of the files.
 
-    classes: the class names of a named set; () for a folder of the user's. Raises UserError if some of the files are
-    missing, or, for a named set, all of them.
+    classes: the class names of a named set; () for a folder of the user's. Raises UserError if a file is invalid, or if
+    some of the files are missing, or, for a named set, all of them.
     """
     paths = {file: place for file in FILES for place in (path / f"{file}.gz", path / file) if os.path.isfile(place)}
     if not paths and not classes:
@@ -154,7 +158,10 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 
 def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
-    """Return the images in a folder's .npz files, such as train.npz and test.npz; None if it has no training part."""
+    """Return the images and labels in a folder's .npz files, such as train.npz; None if it has no training part.
+
+    Raises UserError for a damaged file, or one without the arrays x and y.
+    """
     names = ((part, path / f"{name}.npz") for name, part in data_files.PARTS.items())
     paths = {part: file for part, file in names if os.path.isfile(file)}
     if data_files.TRAIN not in paths:
@@ -194,8 +201,8 @@ def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
 def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return image_BYXZ and label_B. part: their name in messages.
 
-    image: numbers of shape (B, Y, X) or (B, Y, X, Z). label: integers of shape (B,) or (B, 1). Pixels become uint8 if
-    they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
+    image: finite numbers of shape (B, Y, X) or (B, Y, X, Z), not empty. label: integers of shape (B,) or (B, 1). Pixels
+    become uint8 if they are integers in 0 .. 255, else float32. Raises UserError for other arrays.
     """
     if image.dtype.kind not in "buif" or image.ndim not in (3, 4) or 0 in image.shape:
         problem = f"the images are {image.dtype} of shape {image.shape}, not numbers with the axes (B, Y, X[, Z])."
@@ -216,11 +223,11 @@ def check_arrays(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.nd
 def check_parts(
     name: str, images: Sequence[np.ndarray], labels: Sequence[np.ndarray], classes: tuple[str, ...], size: int
 ) -> tuple[str, ...]:
-    """Return the names of the classes. images, labels: one array for each part.
+    """Return the names of the classes: `classes`, or "0", "1", ... if it is empty.
 
-    Raises UserError if the shapes of two parts differ, or their scales: only one has pixels from 0 to 1, or from -1 to
-    1. (A part of a single colour has any scale.) Labels out of range raise UserError too, as do images that do not have
-    size x size pixels (unless size = 0).
+    images, labels: one array for each part. name: of the data set. Raises UserError if the shapes of two parts differ,
+    or their scales: only one has pixels from 0 to 1, or from -1 to 1. (A part of a single colour has any scale.) Labels
+    out of range raise UserError too, as do images that do not have size x size pixels (unless size = 0).
     """
     shapes = [image_BYXZ.shape[1:] for image_BYXZ in images]
     ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in images]
@@ -292,8 +299,9 @@ def examples(
     A batch has normalised patches `v_BNP`, `label_B`, and `weight_B` = 1. Patches and weights are float32.
     patch: the side of a patch in pixels; 0: a batch has whole images `image_BYXZ`. Images are cut here and not on the
     device, because a TPU copies them several times: 1.15 of 7.05 ms for 2 layers of ViT-S/16 (estimated). If
-    `fetch` receives an `rng`, `augment.chain` first changes the images. If it mixes each image with another one, the
-    batch also has the other image's `other_label_B` and its share `other_share_B`.
+    `fetch` receives an `rng`, it first applies `changes`, the names for `augment.chain`. If they mix each image with
+    another one, the batch also has the other image's `other_label_B` and its share `other_share_B`. Raises UserError
+    as `augment.chain` does.
     """
     change = augment.chain(changes, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2])
 

@@ -17,7 +17,7 @@ class Inputs(NamedTuple):
     items: Sequence  # texts, image files, or raw images (an array)
     labels: Sequence[str]
     lines: Sequence[str] = ()  # about files that are skipped
-    is_single: bool = False  # whether there can be only one
+    is_single: bool = False  # whether the source is one prompt or one image file, not a table, folder or data set
     classes: Sequence[str] = ()  # of a data set: the names of all classes, in order
     held_out: int = 0  # of a data set: the number of inputs, at the end, that a run holds out
 
@@ -41,7 +41,11 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
 
 
 def read_file(file: data_files.File, column: str, label_column: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, text and label of each row of a table or line of a file; a file in a folder is one text."""
+    """Yield the name, text and label of each row of a table or line of a file; a file in a folder is one text.
+
+    The label of a line is "", and of a file in a folder the name of its folder. A table without `column` is
+    read like any other file.
+    """
     if tables.kind(file) and column:
         rows = tables.read(file, column, label_column)
         yield from ((f"{file}, {place}", content, label) for place, content, label in rows)
@@ -53,10 +57,10 @@ def read_file(file: data_files.File, column: str, label_column: str) -> Iterator
 
 
 def read_text_set(source: str, field: str) -> Inputs:
-    """Return the texts that are not empty, with classes, of a table (field: "text,label") or of a folder of classes.
+    """Return the texts that are not empty, with classes, of a table or of a folder of classes.
 
-    Of other sources, return the texts of `read_texts` that are not empty, without classes. Raises UserError as
-    `read_texts` and `labelled.load` do.
+    field: the two columns of the table, such as "text,label"; '' for a folder. Of other sources, return the texts of
+    `read_texts` that are not empty, without classes. Raises UserError as `read_texts` and `labelled.load` do.
     """
     if "," in field or not field and pathlib.Path(source).expanduser().is_dir():
         data = labelled.load(source, field or "text,label")

@@ -67,9 +67,10 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
 
 
 def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> data_files.Rows:
-    """Return the data without rows of the class "nan". If the others are numbers, leave out words such as "none".
+    """Return the data without rows of the class "nan" or "<na>". If the others are numbers, omit words such as "none".
 
-    Count the rows that are left out in `missing`, by class. Raises UserError if the classes are numbers with decimals.
+    Count the omitted rows in `missing`, by the repr of the class. Raises UserError if the classes are numbers with
+    decimals, or if no row is left to evaluate.
     """
     names = {name for part in (data.train, data.evaluation) for _, name in part}
     numbers = {*filter(class_names.NUMBER.fullmatch, names)}
@@ -89,7 +90,8 @@ def check_numbers(data: data_files.Rows, column: str, missing: Counter[str]) -> 
 def divide(source: str, files: Sequence[data_files.File]) -> tuple[list, dict[str, list], list[str]]:
     """Return (text files in folders of classes, {part: its files}, lines to print); {} if no folder is held out.
 
-    Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out.
+    Files next to folders of parts or of classes, such as train/urls.txt in aclImdb, are left out. Raises UserError if
+    folders may be parts or classes.
     """
     above = {folder for file in files for folder in file.inside.parents[1:]}
     top = pathlib.PurePath(os.path.commonpath([file.inside.parent for file in files]))

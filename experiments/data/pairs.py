@@ -179,7 +179,7 @@ def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
 
 
 def share_of_words(sentences: Iterable[str], words: Iterable[str]) -> float:
-    """Return the share of the sentences' words that are among these words."""
+    """Return the share of the sentences' words that are among `words`, which have the form of `sentence_key`."""
     common, spoken = {*words}, " ".join(map(sentence_key, sentences)).split()
     return sum(word in common for word in spoken) / max(len(spoken), 1)
 

@@ -46,8 +46,9 @@ class OfRun(tokenization.Plain):
 
 
 class Published(tokenization.Tokenizer):
-    """A tokenizer made from `library`, a `tokenizers.Tokenizer`. files: contents by name, for `read`.
+    """A tokenizer made from `library`, a `tokenizers.Tokenizer`.
 
+    files: {name: content} of the files from which `read` makes the same tokenizer.
     roles: {role: name of its token or None} for the roles bos, eos, mask, pad, and between (two documents).
     """
 
@@ -161,7 +162,10 @@ def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
 
 
 def read(path: str | os.PathLike) -> tokenization.Tokenizer:
-    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none, or if it is damaged."""
+    """Return the tokenizer in a file, or in a folder. Raises UserError if there is none, or if it cannot be read.
+
+    This is so if it is damaged, or if only a user's function can make it.
+    """
     path = pathlib.Path(path)
     if path.is_dir():
         folder, path = path, find(path)

@@ -47,8 +47,8 @@ class Rule(NamedTuple):
 def parse(text: str) -> Task:
     """Return the task that synthetic.task names, as in "ring", "ring_causal" or "ring:20".
 
-    Raises UserError if the text does not have this form, for an unknown task, and for a number that is too small or
-    too large.
+    The number gives the task's N and W (`Rule.sizes`). Raises UserError if the text does not have this form, for an
+    unknown task, and for a number that is too small or too large.
     """
     match = re.fullmatch(r"([^:]*?)(_causal)?(?::([0-9]{1,9}))?", text)
     if match is None:
@@ -127,7 +127,10 @@ def scale(u: np.ndarray, n: int | np.ndarray) -> np.ndarray:
 
 
 def make_ring(u_BRX: np.ndarray, N: int, W: int) -> Answer:
-    """Make tokens whose target is the previous token on a ring, w_{(n-1) mod N}. u_BRX and result: see `draw`."""
+    """Make tokens whose target is the previous token on a ring, w_{(n-1) mod N}. All weights are 1.
+
+    u_BRX: uniform random numbers in [0, 1). Returns (w_BN, target_BN, weight_BN).
+    """
     w_BN = scale(u_BRX[:, 0, :N], W)
     return w_BN, np.roll(w_BN, 1, axis=1), np.ones(w_BN.shape)
 
@@ -145,7 +148,7 @@ def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make graphs: the target of a node is 1 if an edge leads from a source to it, else 0. A source has no target.
 
     Every node has one outgoing edge: token p at position n is an edge from n to p. Token N + p is the same edge, and
-    marks n as a source (weight 0). u_BRX: uniform random numbers from 0 to 1.
+    marks n as a source (weight 0). u_BRX: uniform random numbers in [0, 1). Returns w_BN, target_BN and weight_BN.
     """
     other_BN = scale(u_BRX[:, 0, :N], N - 1)
     pointer_BN = other_BN + (other_BN >= np.arange(N))  # never to itself
@@ -161,8 +164,9 @@ def make_reachability(u_BRX: np.ndarray, N: int, W: int) -> Answer:
 def make_beats(u_BRX: np.ndarray, N: int, W: int) -> Answer:
     """Make tokens of a kind and a payload. The target is the payload of the kind that the token's kind beats.
 
-    u_BRX: uniform random numbers. Rock (0) beats scissors (1) beats paper (2) beats rock. A token is
-    kind * P + payload, P = W // 3. An example has all three kinds, each with one payload.
+    Return w_BN, target_BN and weight_BN (all 1). u_BRX: uniform random numbers in [0, 1). Rock (0) beats scissors (1)
+    beats paper (2) beats rock. A token is kind * P + payload, P = W // 3. An example has all three kinds, each with one
+    payload.
     """
     P = W // 3
     payload_BC = scale(u_BRX[:, 0, :3], P)

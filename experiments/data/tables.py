@@ -88,7 +88,7 @@ def read_parquet(file: data_files.File, *fields: str) -> Iterator[Row]:
 
 
 def read_hub(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield ("row 1", its fields), ... of a split of a data set, with the columns that `find` selected."""
+    """Yield ("row 1", {column: value}), ... of a split of a data set. `find` chose the columns, not `fields`."""
     with disk.reading(file.name, Exception):  # `datasets` and its libraries for downloads raise errors of many types
         yield from ((f"row {number:,}", row) for number, row in enumerate(file.open(), 1))
 
@@ -155,7 +155,10 @@ def name_class(value: Any, classes: Sequence[str] = ()) -> str:
 
 
 def check_row(place: str, row: Mapping[str, Any], field: str, label: str) -> None:
-    """Raise ValueError unless the field holds text and the label names a class, both valid Unicode without NUL."""
+    """Raise ValueError unless row[field] is text and row[label] can name a class, both valid Unicode without NUL.
+
+    label: the column of classes, '' for none. place: the place of the row, for the message.
+    """
     problems = [] if isinstance(row[field], str) else [f"the field {field!r} is not text: {str(row[field])[:40]!r}"]
     if label and isinstance(row[label], list | dict | bytes):
         problems.append(f"the field {label!r} is not the name of a class: {str(row[label])[:40]!r}")

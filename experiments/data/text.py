@@ -70,8 +70,8 @@ class Text(NamedTuple):
 def load_all(sources: str, field: str = "") -> tuple[Text, list[tuple[Text, float]]]:
     """Return the text of text.source, and for several sources ("a.txt:0.7, b.txt:0.3") each text and its share.
 
-    The text of several sources has the documents of all. For a single source the list is empty. Raises UserError as
-    `load` does.
+    The text of several sources has the documents of all. For a single source the list is empty. field: the column with
+    the text in tables. Raises UserError as `load` does.
     """
     shares = by_name.split_sources(sources)
     if len(shares) == 1:
@@ -146,8 +146,8 @@ def load_whole(source: str, field: str = "") -> Part:
 def find(source: str, field: str, *labels: str) -> tuple[list[data_files.File], list[data_files.File]]:
     """Return all files of a source, and those with its text: with a field its tables, without one all files.
 
-    labels: further columns to load. Raises UserError if the source is missing, if `field` is set and there is no table,
-    or if it is not set and all files are tables.
+    source: a path, the name of a text (NAMED) or hub:NAME. labels: further columns to load. Raises UserError if the
+    source is missing, if `field` is set and there is no table, or if `field` is "" and all files are tables.
     """
     if source in (STDLIB, DOCSTRINGS):
         files = [data_files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
@@ -248,7 +248,7 @@ def select_rows(text: Source, bound: bytes, low: bool) -> Source:
 
 
 def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
-    """Yield the rows of `select_rows`, joined to larger pieces, with NUL between two rows."""
+    """Yield the rows with digests below the bound (low) or the others, in larger pieces, with NUL between two rows."""
     selected = (row for row in rows() if (data_files.digest(row) < bound) == low)
     for number, batch in enumerate(tokenization.gather(selected, data_files.CHUNK)):
         yield SEPARATOR * (number > 0) + SEPARATOR.join(batch)

@@ -200,11 +200,11 @@ class Plain(Tokenizer):
 def make(
     kind: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> Plain:
-    """Return a tokenizer of bytes, or of the characters of a training text.
+    """Return a tokenizer of 'bytes', or of the 'characters' of a training text.
 
-    text, evaluation: as in `Tokenizer.join`. specials: names of special tokens, such as '[MASK]'. The characters
-    include NUL if either text has several documents. If the evaluation text has further characters, '[UNK]' is added to
-    the special tokens. Raises UserError for an unknown kind, and if a document is not UTF-8.
+    text, evaluation: the bytes of documents, separated by NUL. specials: names of special tokens, such as '[MASK]'. The
+    characters include NUL if either text has several documents. If the evaluation text has further characters, '[UNK]'
+    is added to the special tokens. Raises UserError for an unknown kind, and for characters if a document is not UTF-8.
     """
     if kind not in KINDS:
         hint, names = by_name.suggest(str(kind), (*KINDS, BPE)), ", ".join((*KINDS, BPE))

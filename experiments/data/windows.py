@@ -103,7 +103,7 @@ def place(token_T: np.ndarray, *, N: int, extra: int, evaluation: bool) -> tuple
     """Return the stride (in tokens) between windows of N tokens, and the number of windows.
 
     The stride is N in an evaluation, else 1. extra: tokens after a window that it needs for its targets. Raises
-    UserError if the text is shorter than one window.
+    UserError if the text has fewer than N + extra tokens.
     """
     if len(token_T) < N + extra:
         data = "held-out" if evaluation else "training"

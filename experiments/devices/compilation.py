@@ -29,7 +29,7 @@ NO_TPU = (
 
 
 def start(device: str) -> None:
-    """Start JAX on a device: "any", "cpu", "gpu" or "tpu". Raises UserError if the device is not available."""
+    """Start JAX on a device: "any", "cpu", "gpu" or "tpu". Raises UserError if it is unknown or not available."""
     by_name.choose("device", device, dict.fromkeys(["any", "cpu", "gpu", "tpu"]))
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -121,6 +121,7 @@ def deterministic_options(mesh: Mesh, deterministic: bool) -> dict[str, bool]:
 
     deterministic: the setting train.deterministic. On a GPU, XLA then uses operations that give the same bits in every
     execution, and does not choose kernels by their measured times. (XLA_FLAGS would do so for all programs.)
+    Otherwise return {}.
     """
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     return {"xla_gpu_deterministic_ops": True} if deterministic and is_gpu else {}

@@ -21,8 +21,9 @@ HELP = {
 def run(functions: list[str], *, topology: str = "", json: str = "", example: str = "example") -> None:
     """Compile the one function in `functions`, such as "my_file:step", and print its memory and collectives.
 
-    example: the function in the same file that returns its arguments. topology: the chips, '' for this machine. Raises
-    UserError for an invalid flag or a mistake in the function, RunError if the compiler refuses the function.
+    example: the function in the same file that returns its arguments. topology: the chips, '' for this machine. json:
+    the file to write the results to, which needs `topology`. Raises UserError for an invalid flag or a mistake in the
+    function, RunError if the compiler refuses the function.
     """
     errors.refuse(
         (len(functions) != 1, f"write one function, such as my_file:step, not: {' '.join(functions) or 'nothing'}"),

@@ -112,7 +112,10 @@ def compile_programs(requests: Iterable[Request]) -> list[Program]:
 
 
 def refusal(message: str) -> str:
-    """Return why the compiler refused a program: "needs 20.00 GiB of memory, ...", or the first line of its message."""
+    """Return why the compiler refused a program, from its message: "needs 20.00 GiB of memory, and the chip has ...".
+
+    Of other messages, return "is refused by the compiler: " and the first line.
+    """
     for pattern in TOO_LARGE:
         if match := re.search(pattern, message):
             numbers = zip(match.groups()[::2], match.groups()[1::2], strict=True)

@@ -90,7 +90,7 @@ def measure_alone(task: train_step.Task, params: Any, batch: dict, key: jax.Arra
 
 
 def draw_parameters(task: train_step.Task, key: jax.Array, noise: float) -> Any:
-    """Return initial parameters plus normal noise in each trained one, also in those that begin at 0."""
+    """Return initial parameters plus normal noise (noise: its std) in each trained one, also in those of zeros."""
     params = task.init(key)
     fixed, leaves = freeze.find_frozen(params, task.frozen), shapes.flat(params)
     for i, (path, leaf) in enumerate(leaves.items()):

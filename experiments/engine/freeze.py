@@ -27,7 +27,7 @@ def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
 
 
 def stop_gradients(params: Any, paths: set[str]) -> Any:
-    """Return the parameters, with stop_gradient applied to the leaves at these paths."""
+    """Return the parameters, with stop_gradient applied to the leaves at these paths ('blocks/score/Uq_HKD')."""
     leaves = shapes.flat(params).items()
     stopped = [jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(params), stopped)

@@ -36,7 +36,8 @@ class Clock:
     def listen(self, *, compares: bool = True) -> int:
         """Update and return `request`, equal in all processes: the number of a signal, SAVE if a save is due, or 0.
 
-        compares: whether several processes compare their clocks, which makes the devices wait.
+        compares: whether several processes compare their clocks, which makes the devices wait. If they do not, SAVE is
+        not requested.
         """
         self.request = self._requests.agree()
         overdue = time.monotonic() - self.saved_at >= 60 * self._plan.save_minutes
@@ -158,7 +159,7 @@ class Logs:
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def close(self) -> None:
-        """Close all logs, even if one fails."""
+        """Close all logs, even if closing one raises an error. Raise this error afterwards."""
         with contextlib.ExitStack() as stack:
             for writer in self._logs:
                 stack.callback(writer.close)

@@ -21,8 +21,9 @@ LISTED = 8  # examples that a message lists
 def abort(plan: run_plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints) -> Callable[..., NoReturn]:
     """Return the function to call if step n failed: (n, the state before it, its batch, its metrics).
 
-    It saves the state, and raises RunError with the non-finite numbers and a command to repeat the step. A batch is a
-    function of (seed, step), so a run that resumes from this state takes the same step.
+    It saves the state (not for n = 1, nor a state that is not finite), and raises RunError with the non-finite numbers
+    and a command to repeat the step. A batch is a function of (seed, step), so a run that resumes from this state takes
+    the same step.
     """
 
     def on_failure(n: int, state: train_step.State, batch: dict, metrics: dict) -> NoReturn:

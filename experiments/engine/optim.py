@@ -104,7 +104,7 @@ def check_updates(name: str, rule: optax.GradientTransformation, params: Any) ->
 
 
 def matrices(params: Any) -> Any:
-    """Return a tree of bools: True for matrices, which decay; False for biases, gains and shifts (by their names)."""
+    """Return the mask for weight decay: True for matrices; False for biases, gains and shifts (by their names)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: shapes.is_matrix(path), params)
 
 
@@ -118,10 +118,10 @@ def adamw(
     clip: float,
     growth: mup.Growth = mup.BASE,
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) with decay of matrices only. clip: largest global norm; 0: no clipping.
+    """AdamW (Loshchilov and Hutter 2019) with decay of matrices only.
 
-    growth: the size of the model relative to the base of maximal update parametrisation (tfm/mup.py), which scales
-    learning rates, not weight decay.
+    clip: the largest global norm of the gradients; 0: no clipping. growth: the size of the model relative to the base
+    of maximal update parametrisation (tfm/mup.py). It scales learning rates, not weight decay.
     """
     step = optax.chain(
         optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps),
@@ -148,7 +148,7 @@ def muon(
 
     The step of a matrix is proportional to U V^T (`orthogonalise`), where U S V^T is its Nesterov momentum, so all
     directions move equally far. Embeddings, output matrices, gains and biases use AdamW (beta1, beta2, eps). Weight
-    decay acts as in `adamw`.
+    decay, `clip` and `growth` act as in `adamw`, but `growth` does not scale Muon's steps by the width.
     """
     matrix_rule = optax.chain(
         optax.trace(momentum, nesterov=True),

@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The identity of the data: their digest, and the names of their classes in order."""
+        """{"sha256": digest of the data, "classes": the names of their classes in order}, each None if unknown."""
         return {"sha256": self.data_sha256, "classes": json.loads(self.files.get(records.DATA, b"{}")).get("classes")}
 
 
@@ -64,8 +64,8 @@ def make_mesh(
 ) -> Mesh:
     """Make the mesh of a run, and print it. Raises UserError if it does not fit the devices.
 
-    device: see compilation.start. seeds: in a study, the number of devices along the axis of runs. chips: the devices
-    to use; None: all that JAX lists.
+    device: "any", "cpu", "gpu" or "tpu"; unused with `chips`. seeds: in a study, the number of devices along the axis
+    of runs. chips: the devices to use; None: all that JAX lists.
     """
     if chips is None:
         compilation.start(device)
@@ -92,6 +92,7 @@ def run(
     """Train, and write the results into `folder`. If `folder` holds a finished run, only return its results.
 
     resume: the checkpoint's step to resume from; None: the newest. is_locked: whether the caller has locked the folder.
+    Raises RunError if the final loss is not finite, or if more than half of the steps were skipped.
     """
     began = time.perf_counter()
     plan, state = run_plan.prepare(settings, work.task, devices)
@@ -129,9 +130,9 @@ def open_training(
 ) -> Iterator[tuple[loop.Training, int, train_step.State]]:
     """Context manager: open logs and checkpoints, and yield (training, step to start from, state of this step).
 
-    The step is that of the checkpoint to resume from, or 0. flops: of a step. params: initial values by path. Signals
-    are recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or the disk
-    or a device fails, and Interrupted for a signal.
+    The step is that of the checkpoint to resume from, or 0. flops: of the first step. params: initial values by path.
+    Signals are recorded, and at any exit the pending save is completed. Raises RunError if a number is not finite or
+    the disk or a device fails, and Interrupted for a signal.
     """
     requests = signals.current()
     requests.raise_if_requested()
@@ -156,7 +157,10 @@ def open_training(
 
 
 def final_numbers(training: loop.Training, state: train_step.State) -> dict[str, Any]:
-    """Return {name: number}: metrics of the last evaluation, throughput, and skipped steps if train.nan allows them."""
+    """Return {name: number}: metrics of the last evaluation, "tokens_per_second", and "skipped".
+
+    "skipped", the number of skipped steps, is left out if it is 0 and train.nan allows none.
+    """
     numbers = {name: float(value) for name, value in training.logs.final.items()}
     numbers["tokens_per_second"] = training.logs.line.tokens_per_second()
     skipped = int(jax.device_get(state.step - train_step.count_updates(state.opt_state)))

@@ -72,7 +72,7 @@ class State:
     params: Any
     opt_state: Any
     key: jax.Array
-    watch: Any = ()  # the state of each watch
+    watch: Any = ()  # the state of each measurement in train.watch
 
 
 def initial_state(

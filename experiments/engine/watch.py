@@ -59,10 +59,10 @@ WATCHES = {"gradient_norms": Watch(_start, _measure_gradients), "update_ratios":
 
 
 def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[str, Watch]:
-    """Return the watches that train.watch names. params: the shapes of the parameters. taken: names of the metrics.
+    """Return the watches that train.watch names. params: the shapes of the parameters. taken: other names in the log.
 
-    Raises UserError if no watch has such a name. A watch of the user's is also refused if it fails, if it returns
-    anything but single numbers, or if the log already has another number of the same name.
+    Raises UserError if no watch has such a name. The same error refuses a watch of the user's that fails, returns
+    anything but (state like that of `init`, {name: single number}), or takes a name of another number in the log.
     """
     chosen, used = {name: by_name.choose("watch", name, WATCHES) for name in names}, {*taken, *RESERVED}
     for name, watch in chosen.items():

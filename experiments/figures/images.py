@@ -23,7 +23,7 @@ def predictions(
     classes: Sequence[str],
     title: str,
 ) -> pathlib.Path:
-    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class. A wrong one is red, with the truth."""
+    """Draw the first 40 images (raw pixels, Z is 1 or 3) with predicted class and its probability, red if wrong."""
     B = min(len(image_BYXZ), MOST_PREDICTIONS)
     columns, rows = min(B, 8), -(-B // 8)
     drawing, grid = plots.canvas(max(1.35 * columns, 5.4), 1.65 * rows + 0.6, rows, columns)
@@ -93,7 +93,8 @@ def _repeat_for_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: i
 def colour(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
     """Return image_BYX3: red, green and blue, from 0 (the smallest value of `scale`) to 1 (the largest).
 
-    scale: an array; None: the images themselves. Images without exactly three channels become grey, by their mean.
+    scale: an array; None: the images themselves. Values outside its range are clipped. Images without exactly three
+    channels become grey, by their mean.
     """
     scale = image_BYXZ if scale is None else scale
     low, high = float(scale.min()), float(scale.max())

@@ -225,7 +225,10 @@ def heads(
 def attention_matrices(
     path: Path, *, A_MHNS: np.ndarray, queries: Sequence[str], keys: Sequence[str], title=TITLE, mean: bool = False
 ) -> pathlib.Path:
-    """Draw attention weights over the last 32 tokens, by layer and head. mean: also the mean over a layer's heads."""
+    """Draw attention weights over the last 32 tokens, by layer (at most 12) and head (at most 8).
+
+    mean: also draw the mean over a layer's heads.
+    """
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]

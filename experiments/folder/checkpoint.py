@@ -107,7 +107,10 @@ class Checkpoints:
         self._delete(superfluous(self.measured, keep=self._keep, best=self._best))
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Replace the metrics in the checkpoint of this step, if it exists. Raises RunError if this fails."""
+        """Replace the metrics in the checkpoint of this step, if it exists. Raises RunError if this fails.
+
+        Then delete the checkpoints that are neither among the newest `keep` nor the best.
+        """
         self.wait()
         if step in self.measured:
             self.measured[step] = _finite(metrics)
@@ -161,7 +164,8 @@ class Checkpoints:
         """Return the step and the state of a checkpoint, on the mesh of `like`; None if there is no checkpoint.
 
         like: the tree, types and shardings of the state. step: the checkpoint to use; later ones are deleted. None: the
-        newest. Raises UserError if the checkpoint is missing, damaged or holds other arrays than `like`.
+        newest. Raises UserError if the checkpoint is missing, damaged or holds other arrays than `like`, or if the
+        processes see different checkpoints.
         """
         self.wait()
         newest = max(self.measured, default=-1)
@@ -214,7 +218,7 @@ def newest(folder: pathlib.Path) -> int | None:
 
 
 def find_best(folder: pathlib.Path, best: Best) -> dict[str, Any] | None:
-    """Return {"step": step, metric: value, ...} of the best checkpoint; None if no checkpoint has `best.metric`."""
+    """Return {"step": step, metric: value, ...} of the best checkpoint; None if none has a finite `best.metric`."""
     rows = ({"step": step, **manifest.metrics(folder / str(step))} for step in manifest.steps(folder))
     row = max(rows, key=lambda row: (score(row, best), row["step"]), default={})
     return row if score(row, best) > -math.inf else None

@@ -72,7 +72,10 @@ class Log:
 
 
 class Events:
-    """A writer of TensorBoard events. On a full disk, tensorboardX.SummaryWriter would lose events and wait forever."""
+    """A writer of TensorBoard events. It raises OSError if the disk is full.
+
+    tensorboardX.SummaryWriter would then lose events and wait forever.
+    """
 
     def __init__(self, folder: pathlib.Path, start: int):
         # Imported here because tensorboardX imports PyTorch, which takes seconds, if it is installed.
@@ -202,7 +205,7 @@ class Line:
 
 
 class Progress(Line):
-    """The progress bar of a single run: its steps, loss, tokens per second, and share of the devices' speed."""
+    """The progress bar of a single run: steps, loss, tokens per second, and share of the matrix-product speed."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ def write_metrics(checkpoint: pathlib.Path, metrics: Mapping[str, float]) -> Non
 
 
 def metrics(checkpoint: pathlib.Path) -> dict[str, float]:
-    """Return the metrics of a checkpoint; {} if its manifest is damaged, which `verify` reports."""
+    """Return the metrics of a checkpoint; {} if its manifest is missing or damaged, which `verify` reports."""
     try:
         return _read(checkpoint)["metrics"]
     except errors.UserError:
@@ -63,7 +63,10 @@ def metrics(checkpoint: pathlib.Path) -> dict[str, float]:
 
 
 def verify(checkpoint: pathlib.Path) -> None:
-    """Raise UserError if the manifest or one of its files is missing, or if a SHA-256 differs from the manifest's."""
+    """Raise UserError if a file in the checkpoint's manifest is missing or has another SHA-256 than the manifest says.
+
+    Also raise it if the manifest is missing or damaged.
+    """
     for name, digest in _read(checkpoint)["files"].items():
         file = checkpoint / name
         with disk.reading(file):

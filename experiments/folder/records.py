@@ -52,7 +52,7 @@ DATA_FORM |= {"mean": [float], "std": [float], "source": [str], "target": [str]}
 def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
     """Return the JSON object in a file, {} if the file is missing. Raises UserError unless it has this `form`.
 
-    form: of its fields (see `find_fault`).
+    form: {name: type, or another form}; "!x" is a required name x (see `find_fault`).
     """
     if not os.path.lexists(file):
         return {}
@@ -61,7 +61,11 @@ def read_object(file: pathlib.Path, form: Any) -> dict[str, Any]:
 
 
 def read_rows(file: pathlib.Path, form: Any) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line. A damaged last line without a line end, which was cut off, is left out."""
+    """Yield the JSON object of each line; nothing if the file is missing.
+
+    A damaged last line without a line end, which was cut off, is left out. Raises UserError for any other line that is
+    damaged or not of this `form` (see `find_fault`).
+    """
     if not os.path.lexists(file):
         return
     with disk.reading(file), disk.open_regular(file) as lines:
@@ -113,7 +117,7 @@ def find_fault(value: Any, form: Any, key: str = "") -> str:
 
 
 def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl."""
+    """Return the rows of metrics.jsonl in a folder, [] if it is missing. Raises UserError as `read_rows` does."""
     return [*read_rows(folder / METRICS, ROW)]
 
 

@@ -224,8 +224,9 @@ def may_change(key: str) -> bool:
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
     """Copy these files (path -> name) into the run's folder `source`, with the checkout's diff if there is one.
 
-    Return the SHA-256 of each copy by its name. If a file has changed since the run began, the first copy stays, and
-    the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot be written.
+    Missing files are skipped. Return the SHA-256 of each copy by its name. If a file has changed since the run began,
+    the first copy stays, and the new one has 8 digits of its SHA-256 in its name. Raises OSError if the folder cannot
+    be written.
     """
     contents, digests = {name: disk.read_bytes(file) for file, name in files.items() if file.is_file()}, {}
     contents |= {DIFF: diff} if diff else {}

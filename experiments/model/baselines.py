@@ -30,7 +30,10 @@ def guess_token(evaluation: Sequence[dict], *, W: int, token: int | None = None)
 def guess_class(
     evaluation: Sequence[dict], *, train_label_B: np.ndarray, classes: Sequence[str]
 ) -> dict[str, tuple[float, str]]:
-    """Return a Task's baseline {"accuracy": (share, description)}: always predict the most frequent training class."""
+    """Return a Task's baseline {"accuracy": (share, description)}: always predict the most frequent training class.
+
+    share: the weight of the examples of this class in `evaluation` (batches of label_B and weight_B), of all weights.
+    """
     label, right, count = np.bincount(train_label_B).argmax(), 0.0, 0.0
     for i in range(len(evaluation)):
         batch = evaluation[i]

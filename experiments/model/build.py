@@ -287,9 +287,10 @@ def choose_attention(
 
 
 def make_block_spec(m: configs.Settings, *, N: int = 0) -> blocks.Spec:
-    """Return the function for each stage of a block, by its name in the section `m`.
+    """Return the functions of a block's stages that the section `model` names.
 
-    N: number of tokens, for a norm with statistics of each position. Raises UserError for settings that are wrong.
+    m: this section. N: number of tokens, for a norm with statistics of each position. Raises UserError for settings
+    that are wrong.
     """
     checks.check_sizes(m)
     chosen, eps = variants.choose_all(m), variants.read_eps(m)
@@ -342,6 +343,7 @@ def within_documents(mask: masks.Mask, batch: dict) -> dict:
     """Return the arguments `mask` and `code_n` of models.Model.hidden for a batch of windows.causal.
 
     If the batch has documents, its tokens attend only to their own document, in which their positions begin at 0.
+    Otherwise return only `mask`.
     """
     if "document_BN" not in batch:
         return {"mask": mask}

@@ -57,7 +57,7 @@ class _Calls:
         return {name: value is train for name, value in FLAGS.items() if name in parameters}
 
     def find_unknown_flags(self) -> list[str]:
-        """Return the arguments of the call that look like flags, but have none of the names in FLAGS."""
+        """Return the names of arguments of `__call__` that have a bool as default, but are not in FLAGS."""
         parameters = inspect.signature(self._cls.__call__).parameters.values()
         return [p.name for p in parameters if isinstance(p.default, bool) and p.name not in FLAGS]
 
@@ -186,7 +186,7 @@ class Linen(_Calls):
 
 
 def choose(cls: type) -> type[_Calls]:
-    """Return NNX if `cls` is a class of nnx modules, else Linen: they call such a module as functions of its arrays."""
+    """Return the class that calls modules of type `cls` as functions of arrays: NNX for nnx modules, else Linen."""
     return NNX if issubclass(cls, nnx.Module) else Linen
 
 
@@ -265,7 +265,10 @@ def check(
 
 
 def check_dtypes(label: str, calls: _Calls, shapes: dict[str, jax.ShapeDtypeStruct]) -> None:
-    """Raise UserError for an array that float32 cannot hold: random keys, and integers of more than 24 bits."""
+    """Raise UserError for an array that float32 cannot hold: random keys, or an integer above 2^24 in absolute value.
+
+    label: the beginning of the message. shapes: the module's arrays by path. calls.init makes their initial values.
+    """
     whole = [path for path, leaf in shapes.items() if not jnp.issubdtype(leaf.dtype, jnp.inexact)]
     for path in whole:
         if not (shapes[path].dtype == bool or jnp.issubdtype(shapes[path].dtype, jnp.integer)):

@@ -37,7 +37,7 @@ class Module(NamedTuple):
     """
 
     label: str  # for messages
-    calls: Any  # of flax_calls.choose
+    calls: Any  # an object of the class that flax_calls.choose returns
     shapes: dict[str, jax.ShapeDtypeStruct]
     names: dict[str, str]
     takes_valid: bool
@@ -56,7 +56,7 @@ def make(
 
     layout: the devices of the training. inputs, outputs: the shapes of a batch and of its logits. padded: whether
     batches have padding. sizes: arguments that the module may take, such as W and N. Raises UserError if the module
-    fails, or returns another shape.
+    is no Flax module, fails, returns another shape, or does what a run cannot repeat (flax_calls.check).
     """
     label = f"model.flax = {m.flax}"
     cls = by_name.choose("Flax module", m.flax, {"": nnx.Linear})
@@ -128,10 +128,10 @@ def hidden(
     key_B: jax.Array | None = None,
     layout: layouts.Layout = layouts.ONE,
 ) -> tuple[jax.Array, dict]:
-    """Return the logits in float32, and aux: the module's measures and, in training, its batch statistics.
+    """Return the logits in float32, and aux: "measures" of the module and, in training, "running" batch statistics.
 
     valid: the mask valid_BN, for a module that takes it; None: no padding. key_B: a random key for each sequence, in
-    training. The module's dropout uses only the first key, and sets other elements to 0 in each sequence. None:
+    training. The module's dropout uses only the first key, and sets different elements to 0 in each sequence. None:
     evaluation, where the key is the same for all batches.
     """
     params, train = layouts.gather_features(params, layout), key_B is not None
@@ -158,7 +158,10 @@ def start(
 def step(
     module: Module, params: dict, w_BN: jax.Array, w_B: jax.Array, n_B: jax.Array, *, mask: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the logits_BW after token w_B at position n_B, by computing all tokens again, and the tokens."""
+    """Write w_B into w_BN at the positions n_B. Return the logits_BW after these tokens, and the new w_BN.
+
+    All tokens are computed again, because a module has no cache. mask: not used.
+    """
     w_BN = w_BN.at[jnp.arange(len(w_BN)), n_B].set(w_B)
     return _predict(module, params, w_BN, n_B), w_BN
 
@@ -228,8 +231,9 @@ def build(
 ) -> models.Model:
     """Return the model of the module m.flax; mesh.fsdp shards the parameters whose metadata names this axis.
 
-    inputs, outputs, options: arguments of `make`. Raises UserError if another axis of the mesh would shard the module,
-    or if model.mup or model.window is set.
+    inputs, outputs, options: arguments of `make`. Raises UserError if mesh.tensor or mesh.sequence exceeds 1, if
+    mesh.fsdp shards no parameter, if devices would have different batch statistics, or if model.mup or model.window
+    is set.
     """
     errors.refuse(
         (m.mup, f"model.mup = {m.mup} must be 0 with model.flax: mup needs parameter names that state shapes"),
@@ -266,7 +270,7 @@ def choose_weights(cls: type, measures: Mapping[str, Any]) -> Mapping[str, float
 def split_measures(label: str, outputs: Any) -> tuple[jax.Array, variant.Measures]:
     """Return (logits, measures) from a module's outputs, which are this pair or only logits (then measures = {}).
 
-    measures: {name: (sum, count)}. Raises UserError for outputs of another form.
+    measures: {name: (sum, count)}. Raises UserError, which begins with `label`, for outputs of another form.
     """
     logits, measures = outputs if isinstance(outputs, tuple) and len(outputs) == 2 else (outputs, {})
     pairs = [*measures.values()] if isinstance(measures, dict) else [None]

@@ -163,9 +163,10 @@ def choose_class_loss(
 
 
 def explain_variance(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> Ratios:
-    """Return {"loss", "explained": (sum, count)}: the squared error, and the explained share of the variance.
+    """Return {"loss": (error, count), "explained": (variance - error, variance)}.
 
-    The variance is the squared distance of the targets from average_NP. Only tokens with weight count.
+    error and variance are the weighted sums of the squared distances of the targets from the predictions and from
+    average_NP. count is the weighted number of pixels.
     """
     average_BNP = jnp.broadcast_to(average_NP, target_BNP.shape)
     error, count = loss.squared_error(prediction_BNP, target_BNP, weight_BN)

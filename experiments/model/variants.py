@@ -30,7 +30,10 @@ TAKE_LAYOUT = {"norm": "apply", "mlp": "apply", "value": "out_proj"}  # the func
 
 
 def choose(m: configs.Settings, setting: str) -> Any:
-    """Return the variant that this setting of the section `m` names. Raises UserError for an unknown name."""
+    """Return the variant that this setting of the section `m` names.
+
+    Raises UserError for an unknown name, and for numbers after its colon that the variant cannot use.
+    """
     text = getattr(m, setting)
     is_noself = setting == "score" and text.endswith(NOSELF) and not by_name.CODE.fullmatch(text)
     name, numbers = split(setting, text.removesuffix(NOSELF) if is_noself else text)
@@ -138,7 +141,10 @@ def _make_skew(m: configs.Settings, rank: str) -> score.Score:
 
 
 def choose_all(m: configs.Settings) -> dict[str, Any]:
-    """Return {setting: variant} for each key of MODULES, with G heads of keys and values if a variant allows this."""
+    """Return {setting: variant} for each key of MODULES, with G heads of keys and values if a variant allows this.
+
+    Raises UserError if a setting has an unknown name.
+    """
     chosen = {setting: choose(m, setting) for setting in MODULES}
     for setting in ("score", "value"):
         variant = chosen[setting]
@@ -155,8 +161,9 @@ def is_users(m: configs.Settings, setting: str) -> bool:
 def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int], *, cross: bool = False) -> None:
     """Trace a block with abstract arrays, if it has variants of the user's, rotary positions, or values made of keys.
 
-    Raises UserError if a variant of the user's fails or returns arrays of the wrong shape, or if the features of keys
-    do not suit the positions or the values.
+    Raises UserError if a variant of the user's fails, returns arrays of the wrong shape or other measures than it
+    declares, or if the features of keys do not suit the positions or the values. m: the section `model`. cross: True
+    for a block with cross-attention.
     """
     users = [f"model.{name} = {getattr(m, name)}" for name in (*MODULES, "weights") if is_users(m, name)]
     rotary = spec.block.attention.relative_position.is_rotary

@@ -82,7 +82,7 @@ def describe_positions(m: Mapping[str, Any]) -> list[str]:
 def add_adapters(settings: configs.Settings, work: runs.Work) -> runs.Work:
     """Return the work with the adapters of optim.lora; unchanged without optim.lora.
 
-    Raises UserError if no trained model is loaded (init_from).
+    Raises UserError if no trained model is loaded (init_from), or if optim.lora is invalid or names an unknown part.
     """
     text, task = settings.optim.lora, work.task
     if not text:

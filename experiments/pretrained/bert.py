@@ -72,7 +72,7 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors, by published names, with the copy of an untied output's bias that published files have."""
+    """Return the tensors, by published names; for an untied output, with the copy of its bias that files have."""
     bias, copy = _find_output(family)
     return arrays if settings["tied_output"] or bias not in arrays else {**arrays, copy: arrays[bias]}
 
@@ -119,7 +119,7 @@ def write_roberta(settings: families.Settings, family: families.Family) -> dict[
 
 
 def cut_positions(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors of `clean`, without the first settings["unread"] rows of the table of positions."""
+    """Return the result of `clean`, without the first settings["unread"] rows of the position embeddings."""
     arrays = clean(arrays, settings, family)
     return {name: array[settings["unread"] :] if name == POSITIONS else array for name, array in arrays.items()}
 

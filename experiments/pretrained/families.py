@@ -47,10 +47,10 @@ def name_sizes(**defaults: int) -> dict[str, tuple[str, int]]:
 
 
 def name_layer(layer: str, names: str) -> dict[str, str]:
-    """Return {name of a layer's tensors: our paths}, entries of Family.table. layer: the beginning of the names.
+    """Return {"LAYER + NAME.*": our paths of its weight and bias} for a layer's tensors, entries of Family.table.
 
-    names: the further names, divided by spaces: queries, keys, values, output and norm of attention, the MLP's two
-    matrices and its norm, and a gate. The last ones may be missing.
+    layer: LAYER, the beginning of the published names. names: each further NAME, divided by spaces: queries, keys,
+    values, output and norm of attention, the MLP's two matrices and its norm, and a gate. The last ones may be missing.
     """
     return {f"{layer}{name}.*": f"blocks/{ours}" for name, ours in zip(names.split(), LAYER, strict=False)}
 
@@ -153,7 +153,7 @@ def number(config: HfConfig, name: str, default: float) -> float:
 
 
 def size(config: HfConfig, name: str, default: int) -> int:
-    """Return the field as an integer >= 1. Raises UserError for other values."""
+    """Return the field `name`, an integer >= 1; `default` if it is missing or None. Raises UserError for others."""
     value = default if config.get(name) is None else config[name]
     require(type(value) is int and value >= 1, name, value, "an integer from 1 on")
     return value
@@ -170,7 +170,7 @@ def choose(config: HfConfig, name: str, choices: Mapping[Any, Any]) -> Any:
 
 
 def expect(config: HfConfig, fixed: Mapping[str, Any]) -> None:
-    """Raise UserError if a field has another value than in `fixed`, the only supported one. A field may be missing."""
+    """Raise UserError if a field has another value than in `fixed`. A field may be missing or null."""
     for name, value in fixed.items():
         choose(config, name, {value: value})
 

@@ -27,7 +27,7 @@ def read(
 ) -> families.Settings:
     """Return the settings completed by G, K, bias, relative_position, and `options`.
 
-    G, K: defaults of num_key_value_heads and head_dim; 0: H, and D / H.
+    G, K: defaults of num_key_value_heads and head_dim; 0: H, and no K (`families.read` then sets D / H).
     """
     settings = settings | {"G": families.size(config, "num_key_value_heads", G or settings["H"])}
     if K or config.get("head_dim") is not None:

@@ -26,7 +26,7 @@ QUANTISED = "Quantised models are not read. Use the original model, with weights
 
 
 class Line(NamedTuple):
-    """A line of a table: the name of a published tensor ({m}: one a layer), and the paths of our parameters in it."""
+    """A line of a table: the name of a published tensor ({m}: the layer), and the paths of our parameters in it."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -36,7 +36,8 @@ class Line(NamedTuple):
 def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -> list[Line]:
     """Return the lines of the table whose parameters are all in `params`.
 
-    transposed: the published file's matrices of layers have a row for each input.
+    table: names of published tensors -> our paths. transposed: the published file's matrices of layers have a row for
+    each input.
     """
     paths, entries = {path.rpartition("_")[0]: path for path in shapes.flat(params)}, {}
     for theirs, ours in table.items():
@@ -54,7 +55,10 @@ def select(table: Mapping[str, str], params: Any, *, transposed: bool = False) -
 
 
 def names(line: Line, flat: Mapping[str, Any]) -> list[str]:
-    """Return the published names of a line's tensors: one per layer if it has {m}. flat: our parameters by path."""
+    """Return the names of the published tensors that `line` describes. flat: our parameters by path.
+
+    This is one name, or one for each layer if line.theirs has {m}.
+    """
     layers = flat[line.ours[0]].shape[0] if "{m}" in line.theirs else 1
     return [line.theirs.format(m=m) for m in range(layers)]
 
@@ -112,7 +116,7 @@ def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
-    """Return a text with a row for each of their tensors: its name and our paths, or the reason why it is not read.
+    """Return a text with a row for each published tensor: its name, and our paths or the reason why it is not read.
 
     unread: name -> reason.
     """

@@ -62,7 +62,7 @@ Fetch = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]  # index_B 
 def read_fields(model: "Trained") -> types.SimpleNamespace:
     """Return the section `model` of the config as attributes.
 
-    Raises UserError for missing fields, and for code of the user's that model.trust does not have.
+    Raises UserError for missing fields, and for user's code, such as "my_file:my_score", that is not in model.trust.
     """
     check_trust(model.path, {"model": model.model, "image": {"head": model.facts.get("output")}}, model.trust)
     missing = ", ".join(name for name in families.MODEL if name not in model.model)
@@ -100,7 +100,10 @@ def expect(model: "Trained", network: models.Model) -> dict:
 
 
 def build_network(model: "Trained", **options: Any) -> models.Model:
-    """Return make_network(model). Raises UserError if parameters are missing, left over, misshaped or not finite."""
+    """Return make_network(model, **options).
+
+    Raises UserError if parameters are missing, left over, misshaped or not finite.
+    """
     network, arrays = make_network(model, **options), shapes.flat(model.params)
     label = f"{model.path} does not hold the model that its config.json describes"
     tensors.complain(label, tensors.differences(arrays, shapes.flat(expect(model, network))))
@@ -220,9 +223,10 @@ def predict(model: "Trained", fetch: Fetch, *, n: int, batch: int = BATCH) -> np
 def predict_texts(
     model: "Trained", texts: Sequence[str], batch: int = BATCH
 ) -> tuple[np.ndarray | list[np.ndarray], int]:
-    """Return the predictions for texts, and the number of truncated texts. Raises UserError for other inputs.
+    """Return the predictions for texts, and the number of truncated texts.
 
-    They are p_BC, or p_TC of each text if the model classifies tokens (see `Trained.predict`).
+    The predictions are p_BC, or p_TC of each text if the model classifies tokens (see `Trained.predict`). Raises
+    UserError if `texts` is one str, or has an item that is not a str.
     """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise errors.UserError(f"the model in {model.path} {DOES[model.kind]}. Give a list of texts (str).")
@@ -244,9 +248,10 @@ def fetch_texts(id_BN: np.ndarray, valid_BN: np.ndarray) -> Fetch:
 
 
 def fetch_images(images: Sequence[Any], form: Mapping[str, Any]) -> Fetch:
-    """Return the `fetch` of `in_batches` for image files, or an array of raw images, normalised like the training data.
+    """Return the `fetch` of `in_batches`: index_B -> (images normalised like the training data, None).
 
-    form: the format of the model's images (image_file.load_format).
+    images: files (data_files.File), or an array of raw images. form: the format of the model's images
+    (image_file.load_format).
     """
     if isinstance(images, np.ndarray):
         image_BYXZ = image_file.prepare(images, form)
@@ -338,7 +343,8 @@ class Trained:
     def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
         """Return logits of ids, or of images that are normalised already, like those in the batches of a run.
 
-        valid: valid_BN, False for padding. Raises UserError if the model is of another kind or has no head.
+        valid: valid_BN, False for padding. Raises UserError if the model has no head, translates, predicts pixels, or
+        comes from an experiment whose code may change it.
         """
         check_kind(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         return self.compute(self.params, inputs, valid, output="logits")[0]
@@ -396,7 +402,8 @@ class Trained:
 
         The features are tokens after the last norm. A model that predicts the next token gives the last token that is
         not padding. If the head reads only the first token, such as [CLS] or the class token, this is the vector. Else
-        it is the mean of the tokens that are not padding. Raises UserError for another kind of model or name.
+        it is the mean of the tokens that are not padding. Raises UserError for a model that translates or is of a
+        user's experiment, and for an unknown name.
         """
         features_BD, activations = self._compute(inputs, valid, None, edit, names=tuple(names), output="features")
         return jax.device_get({"features": features_BD} | activations)

@@ -46,7 +46,7 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors as published files have them: the inverse of `clean`."""
+    """Return the tensors with the axes that published files have: the inverse of `clean`."""
     unused = () if settings["query_bias"] else _list_biases(settings)
     patch = settings["patch"]
     kernel = arrays[KERNEL].reshape(-1, patch, patch, settings["Z"]).transpose(0, 3, 1, 2)

@@ -27,7 +27,7 @@ CLASSIFIERS = ("text_classification", "vision")
 
 
 def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) -> configs.Settings:
-    """Copy architecture and tokenizer from the model at init_from to all settings that the user has not chosen.
+    """Return the settings with the architecture and tokenizer of the model at init_from, unless the user chose others.
 
     Print the changes. A resumed run has a `folder`, whose config.json then decides instead of the model. Raises
     UserError if a value from the model names code, which the run would execute.
@@ -90,10 +90,11 @@ def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool
 def load(
     settings: configs.Settings, init: Callable[[jax.Array], dict], *, resumed: bool, files: Mapping[str, bytes]
 ) -> dict[str, np.ndarray]:
-    """Return {path: array} of the parameters that a run takes from the model at init_from. Print the model's table.
+    """Return {path: array} of the parameters that a run takes from the model at init_from.
 
-    {} if the run is resumed or has no init_from. init: random key -> the run's own parameters. files: the contents of
-    the run's tokenizer and data, by name. Raises UserError if the model's settings, tensors or tokenizer do not fit.
+    {} if the run is resumed or has no init_from. Print our path of each tensor of a published model. init: random key
+    -> the run's own parameters. files: the contents of the run's tokenizer and data, by name. Raises UserError if the
+    model's settings, tensors or tokenizer do not fit, if a parameter is not finite, or if init_fresh is invalid.
     """
     path, fresh = settings.init_from, adapters.split_parts(settings.init_fresh)
     errors.refuse((fresh and not path, f"init_fresh = {settings.init_fresh} needs init_from, the path of a model."))

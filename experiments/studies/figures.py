@@ -97,7 +97,7 @@ def draw_kind(
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], style: Styles, *, width: float, height: float) -> tuple:
-    """Draw panels of width x height inches. Return the figure, its axes, and the arms that have numbers.
+    """Draw panels of width x height inches. Return the figure, its axes, and {arm: style} of arms with a curve.
 
     Each arm has a thick line for its mean over seeds, a thin line for each seed, and a band from smallest to largest.
     """
@@ -164,7 +164,7 @@ def smooth(curves: Mapping[str, Curve]) -> dict[str, Curve]:
 def paired_curves(condition: statistics.Condition, runs: Runs) -> dict[str, Curve]:
     """Return arm -> (step_I, value_RI): the metric of R runs minus the reference's of the same seed.
 
-    Steps that not all have, the reference, and arms without values are left out.
+    The reference, arms without values, and steps that a run of the arm or of the reference lacks are left out.
     """
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
 
@@ -248,7 +248,7 @@ def draw_differences(condition: statistics.Condition, runs: Runs, style: Styles)
 def draw_symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Draw symmetry and directionality of scores over steps: a row for each measure, a column for each layer.
 
-    Return None if all arms have the same score, or no run has measured it.
+    Return None if all arms have the same model.score, or no run has measured symmetry or directionality.
     """
     if len({str(arm.changes.get("model.score")) for arm in condition.arms}) < 2:
         return None

@@ -31,7 +31,7 @@ class Rate:
 
 
 def rate(k: int, n: int) -> Rate:
-    """Compute the rate k / n with its exact (Clopper and Pearson) interval; n must be positive."""
+    """Compute the rate k / n with its exact (Clopper and Pearson) 95 % interval; n must be positive."""
     low, high = stats.binomtest(k, n).proportion_ci(LEVEL, "exact")
     return Rate(k, n, (float(low), float(high)))
 
@@ -134,7 +134,7 @@ def plateau(values: Sequence[float]) -> float | None:
     """Return the middle of the gap between two clusters of values; None if there is only one cluster.
 
     Two clusters arise if some runs never left a plateau; 1 % of normal samples have them by chance. Fewer than 4 values
-    give None: with 3, the 99 % quantile of the ratio is 237 even without a plateau.
+    give None: with 3, the 99 % quantile of gap / (SD within clusters) is 237 even without a plateau.
     """
     if len(values) < 4:
         return None

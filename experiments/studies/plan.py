@@ -37,7 +37,7 @@ NOTHING = Past({}, {})
 
 
 def comparisons(study: studies.Study) -> dict[Comparison, str]:
-    """Return the comparisons of the study as it is configured now."""
+    """Return {comparison: phrase for the report}: each other arm with the reference, in each condition of the study."""
     return _comparisons(_plan(study))
 
 
@@ -69,7 +69,7 @@ def record(folder: pathlib.Path, study: studies.Study) -> None:
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Add to plan.jsonl that a verdict over these seeds was read, unless it is the last one there."""
+    """Add to plan.jsonl that a verdict over these seeds was read, unless its last verdict is the same."""
     _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 

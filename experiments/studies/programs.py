@@ -31,7 +31,7 @@ class Session(NamedTuple):
     devices: Mesh
     requests: Any  # signals.Requests
     measure: bool  # log the symmetry of scores
-    keep_weights: bool
+    keep_weights: bool  # keep the last checkpoint of every run in its folder
     printed: set[str]  # lines about the data that were printed already
     causal: set[tuple[str, str]] | None  # (condition, arm) that `causality.check` has accepted; None: a dry run
 
@@ -67,8 +67,8 @@ class Ready(NamedTuple):
     plan: run_plan.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, train_step.Task]  # by seed
-    numbers: dict[str, jax.Array]  # studies.Program.numbers
-    initial: Callable[..., train_step.State]  # vmapped_runs.initial_state of these rows
+    numbers: dict[str, jax.Array]  # setting -> its value in each of R rows, if it differs between them
+    initial: Callable[..., train_step.State]  # returns the state of all rows at step 0 (vmapped_runs.initial_state)
     batch: dict[str, jax.ShapeDtypeStruct]  # shapes of the batch of a step
     work: runs.Work  # of the first run; `params` replace the random parameters of every run
 

@@ -46,7 +46,7 @@ class Progress(log.Line):
         self._bar.total += sum(part.work for part in rest) - job.work
 
     def advance(self, step: int, loss: float | None) -> None:
-        """Show that `step` steps of the current program are done. loss: the mean over rows; None: not fetched."""
+        """Show that `step` steps of the current program are done. loss: the mean over its runs; None: not fetched."""
         done, self._step = self._job.step_flops * (step - self._step), step
         self._loss = self._loss if loss is None else f", loss {loss:.4f}"
         is_end = step == self._job.steps and not self._later

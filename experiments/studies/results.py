@@ -132,7 +132,7 @@ def write_report(folder: pathlib.Path, device: str | None = None, **changes: Any
 def write(folder: pathlib.Path, study: studies.Study, *, session: dict[str, Any]) -> list[pathlib.Path]:
     """Log the verdict's seeds in plan.jsonl, write the report of the finished runs of a folder, and return its files.
 
-    session: see `write_files`.
+    session: {"config": the study's settings, "device": of this process}.
     """
     analysis = analyse(folder, study)
     arms = [arm for condition in analysis.conditions for arm in condition.compared]

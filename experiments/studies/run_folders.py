@@ -44,7 +44,10 @@ def has_checkpoints(folder: pathlib.Path, program: studies.Program) -> bool:
 
 
 def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studies.Program]:
-    """Return the programs to train: first those with checkpoints, unchanged, then new programs of the runs left."""
+    """Return the programs to train: those with checkpoints, unchanged, then new programs of the other unfinished runs.
+
+    A program whose runs are all finished is left out.
+    """
     started, rest = [], []
     for program in every:
         remaining = [run for run in program.runs if not is_finished(folder, run)]

@@ -60,9 +60,9 @@ class Table(NamedTuple):
 def read(file: pathlib.Path, metric: str, better: str, *, wide: bool = False) -> Table:
     """Return the runs of a table as finished runs. Print what is read, replaced and left out.
 
-    wide: whether each arm is a column. metric: the name of a column, "" for the only one; for a wide table, the name of
-    the metric in all its cells. better: "less", "more", or "" to decide by that name. Raises UserError if a column or a
-    cell is invalid, or if there are fewer than two arms.
+    wide: whether each arm is a column. metric: the name of a column, "" for the only one without a known meaning, such
+    as arm or seed; for a wide table, the name of the metric in its cells. better: "less", "more", or "" to decide by
+    that name. Raises UserError if the file, a column or a cell is invalid, or if there are fewer than two arms.
     """
     rows: list[Row] = []
     columns: Mapping[str, str] = {}
@@ -95,7 +95,8 @@ def simplify(name: str) -> str:
 def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
     """Return column -> the key of COLUMNS that it means, or its own name. Only the first column of steps is kept.
 
-    Raises ValueError if two columns mean the same.
+    wide: whether each arm is a column; then only a column named arm means the key "arm". Raises ValueError if two
+    columns mean the same.
     """
     columns = dict(zip(names, names, strict=True))
     for known, others in COLUMNS.items():
@@ -116,9 +117,9 @@ def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
 
 @functools.cache
 def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool) -> str:
-    """Return the name of the metric's column; for a wide table, with a column for each arm, return `metric`.
+    """Return the new name of the metric's column; for a wide table, with a column for each arm, `metric`.
 
-    columns: (name in the table, result of `name_columns`). metric: "" for the only column of unknown meaning. Raises
+    columns: (name in the table, new name of `name_columns`). metric: "" for the only column of unknown meaning. Raises
     UserError if the metric, or the column arm, is missing. A wide table instead needs `metric`, a column seed and no
     column arm.
     """
@@ -126,7 +127,7 @@ def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool)
     choices, metric = known - {"arm", "seed", "condition", "state", ""}, dict(columns).get(metric, metric)
     metric = names[0] if not (metric or wide or len(names) != 1) else metric
     rule = "If each of these columns is an arm, and each row a seed, add --wide"
-    problem = f"no column is called arm, {', '.join(COLUMNS['arm'])} among {', '.join(names)}. {rule}"
+    problem = f"no column is called arm (or {', '.join(COLUMNS['arm'])}) among {', '.join(names)}. {rule}"
     needs = "--wide needs --metric=NAME, which says what the cells are, a column seed, and no column arm"
     errors.refuse(
         (wide and (not metric or metric in COLUMNS or "arm" in known or "seed" not in known), needs),
@@ -137,7 +138,10 @@ def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool)
 
 
 def read_rows(place: str, cells: Mapping[str, str], metric: str, better: str, wide: bool) -> list[Row]:
-    """Return the row; of a wide table, a row for each arm. Raises ValueError if a cell is invalid."""
+    """Return the cells of a line as a Row; of a wide table, a Row for each arm, whose name is that of a column.
+
+    cells: result of `name_columns` -> text. Raises ValueError if a cell is invalid.
+    """
     if not wide:
         return [read_row(place, cells, metric, better)]
     if not cells["seed"]:
@@ -148,7 +152,10 @@ def read_rows(place: str, cells: Mapping[str, str], metric: str, better: str, wi
 
 
 def read_row(place: str, cells: Mapping[str, str], metric: str, better: str) -> Row:
-    """Return a row. If it has no seed, its seed is minus its line number. Raises ValueError if a cell is invalid."""
+    """Return a row. If it has no seed, its seed is minus its line number. Raises ValueError if a cell is invalid.
+
+    place: "line 3". cells: column -> text. metric: the column of the metric. better: "less" or "more".
+    """
     names = {"seed", "steps", "diverged_at", "params", "flops_per_token", metric} & cells.keys()
     numbers: dict[str, float] = {}
     for name in names | {name for name in cells if name.startswith("eval/")}:
@@ -187,7 +194,7 @@ def select_runs(rows: Sequence[Row], metric: str) -> list[study_runs.Run]:
             place = condition, arm, seed = row.run[:3]
             earlier = last.setdefault(place, row)
             if earlier is not row and (earlier.run.steps == row.run.steps or metric == "steps"):
-                raise ValueError(f"{row.place}: arm {arm} has seed {seed} twice in condition {condition}")
+                raise ValueError(f"{row.place}: arm {arm} has seed {seed} twice in condition {condition}. Keep one.")
             last[place] = max(earlier, row, key=lambda row: (row.use == DIVERGED, row.run.steps))
             if seed < 0 and row.run.value(metric) is not None and metric != "steps":
                 unnamed.setdefault((condition, arm), set()).add(row.run.steps)
@@ -238,9 +245,10 @@ def describe(rows: Sequence[Row], runs: Sequence[study_runs.Run], metric: str) -
 
 @functools.cache
 def choose_direction(metric: str, better: str) -> str:
-    """Return "less" or "more". Raises UserError if neither --better nor the metric's name says it.
+    """Return which values are better, "less" or "more": `better` (--better), or if it is '', what the name says.
 
     The name says it by one whole word of BETTER, if all its other words are in NEUTRAL: accuracy_drop says nothing.
+    Raises UserError if neither says it, or for another `better`.
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", metric)]
     known = [BETTER.get(word, "") for word in words if word not in NEUTRAL]

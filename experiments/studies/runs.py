@@ -33,7 +33,7 @@ Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' (a weight and i
 def choose_best(metric: str, runs: Collection["Run"]) -> checkpoint.Best:
     """Return the metric and which values are better ("less" or "more"), as the runs' summaries say.
 
-    Without runs, the direction does not matter.
+    Without runs, the direction does not matter. Raises UserError if neither a summary nor the metric's name says it.
     """
     if not runs:
         return checkpoint.Best(metric, "less")
@@ -53,7 +53,10 @@ class Run(NamedTuple):
     folder: pathlib.Path = pathlib.Path()  # of its study
 
     def value(self, metric: str) -> float | None:
-        """Return the final value; None if the run diverged or it is not finite. Raises UserError if it is missing."""
+        """Return the final value of the metric; None if the run diverged or the value is not finite.
+
+        Raises UserError if the run did not measure the metric.
+        """
         if self.summary.get("diverged_at") is not None:
             return None
         if metric not in self.summary:
@@ -79,7 +82,10 @@ class Run(NamedTuple):
         return {name: self.curve(name) for name in names}
 
     def layers(self, name: str) -> list[float | None]:
-        """Return the last finite value of a measure of SYMMETRY per layer, None if there is none; [] if unlogged."""
+        """Return a measure's last finite value in each layer, None if there is none; [] if it was not logged.
+
+        name: one of the keys of SYMMETRY: symmetry, symmetry_sum or directionality.
+        """
         keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
         curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
@@ -106,9 +112,10 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sketches(params: Any) -> list[Sketch]:
-    """Return the sketch of each of R runs: SUMS sums of each initial weight. params: leaves with R rows.
+    """Return for each of R runs {weight and its shape: SUMS sums of its elements}. params: leaves with R rows.
 
-    The sums of c x are c times those of x, so two sketches show whether arms start from the same weights up to a scale.
+    In a sum, each element has a fixed factor. A weight whose sums are not finite is left out. The sums of c x are c
+    times those of x, so two sketches show whether arms start from the same weights up to a scale.
     """
     run_sketches: list[Sketch] = []
     for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):

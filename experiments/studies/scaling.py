@@ -59,9 +59,10 @@ Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]  # a_X, b_X, E_X of X laws
 
 
 def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
-    """Return each family of conditions of a loss, with its fitted laws of loss against training FLOPs.
+    """Return each family of conditions, with its fitted laws of loss against training FLOPs.
 
-    The conditions of a family differ only in settings of SIZES. It needs three or more of them with different FLOPs.
+    Conditions count only if lower values of their metric are better. The conditions of a family differ only in settings
+    of SIZES. It needs three or more of them with different FLOPs.
     """
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
@@ -144,7 +145,8 @@ def fit(x_I: np.ndarray, loss_XI: np.ndarray) -> Numbers:
 def reaches(law: Numbers, reference: Numbers) -> np.ndarray:
     """Return C / C_0: at the compute C, the arm's law has the loss of the reference's law at C_0.
 
-    C: FLOPs of a training run. There is one ratio for each of X laws, and inf if a law never has this loss.
+    law, reference: (a_X, b_X, E_X) of the losses E + a (C / C_0)^-b. C: FLOPs of a training run. There is one ratio for
+    each of X laws, and inf if a law never has this loss.
     """
     (a_X, b_X, E_X), (base_a_X, _, base_E_X) = law, reference
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

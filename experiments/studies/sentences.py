@@ -37,7 +37,7 @@ UNPAIRED = (
 
 
 def format_number(x: float) -> str:
-    """Return x with four decimals; with two significant digits if it is closer to 0 than 0.001."""
+    """Return x with four decimals; with two significant digits if 0 < |x| < 0.001."""
     return f"{x:.2g}" if 0 < abs(x) < 0.001 else f"{x + 0.0:.4f}"  # + 0.0 turns -0.0 into 0.0
 
 
@@ -73,7 +73,10 @@ def count(difference: statistics.Difference) -> str:
 
 
 def describe_pairing(condition: statistics.Condition) -> str:
-    """Return 'paired by seed', 'unpaired', or 'paired by seed, except "tied"'."""
+    """Return how arms are compared: 'paired by seed', also with ', except "tied" (no common seeds)' for an arm "tied".
+
+    If no arm has common seeds with the reference, return 'unpaired (no common seeds)'.
+    """
     unpaired = [arm.name for arm in condition.compared if arm.difference.unpaired]
     if len(unpaired) == len(condition.compared):
         return "unpaired (no common seeds)" if unpaired else "paired by seed"
@@ -173,7 +176,7 @@ def describe_tuning(condition: statistics.Condition, differences: Sequence[stati
 
 
 def describe_mismatches(condition: statistics.Condition) -> list[str]:
-    """Return a warning for each arm whose data, initial values or training steps differ from the reference's."""
+    """Return a warning for each way in which an arm's data, initial values or steps differ from the reference's."""
     reference, base, sentences = quote(condition.reference), condition.base, []
     for arm in condition.arms:
         lengths = [" or ".join(f"{n:,}" if n else "an unknown number of" for n in x.steps) for x in (arm, base)]

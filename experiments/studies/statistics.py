@@ -72,7 +72,7 @@ class ThresholdStep:
     median: float | None  # over all seeds; None if half of them or more never reached it
     reached: int  # the number of seeds that reached it
     of: int  # the number of all seeds
-    difference: float | None  # paired mean; None for the reference, and if a seed of a pair has no step
+    difference: float | None  # mean of arm - reference; None: the reference, or a common seed lacks a step
     interval: tuple[float, float] | None  # as in Difference, but these intervals are a family of their own
 
 
@@ -145,7 +145,8 @@ def analyse(
 ) -> list[Condition]:
     """Compute the numbers of each condition. Raises UserError if a finished run lacks the metric.
 
-    tuning_variances: condition -> the variance of an arm's mean by the choice of settings (Condition.tuning_variance).
+    past: the comparisons planned before; intervals also hold together with them. tuning_variances: condition -> the
+    variance of an arm's mean by the choice of settings (Condition.tuning_variance).
     """
     conditions, planned = [], past.comparisons | plan.comparisons(study)
     for entry in study.conditions:
@@ -231,7 +232,7 @@ def _layer_means(runs: list[study_runs.Run], measures: Iterable[str]) -> dict[st
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Return the mean, the sample standard deviation (None below two values) and the number of the values."""
+    """Return the mean (None without values), sample standard deviation (None below two), and number of the values."""
     values = list(values)
     mean = float(np.mean(values)) if values else None
     return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
@@ -252,8 +253,8 @@ def compare(
     The interval is of the mean of arm - reference. m: the number of intervals that hold together. better: "more" or
     "less", whichever is better. If all n pairs differ equally, there is no interval, and the sign test decides, with
     p = 2 / 2^n. margin: an interval inside -margin ... margin counts as equal. limits: the least and the largest
-    possible metric; the interval ends where it would take the reference's mean beyond them. extra: a variance of the
-    mean difference, from the choice of settings.
+    possible metric; the interval ends where it would take the reference's mean beyond them. extra: a variance that
+    the choice of settings adds to the mean difference. Fewer than FEWEST seeds give no interval and no verdict.
     """
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
@@ -388,9 +389,10 @@ def _is_constant(values: Sequence[float], better: str) -> bool:
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
-    """Return the steps at which the seeds reached the threshold, and the mean difference to those of the reference.
+    """Return the steps at which the seeds reached the threshold, and their mean difference, curves - reference.
 
-    The difference is None if a seed of a pair did not reach it. m: the number of intervals that hold together. better:
+    The difference is over the seeds that both have; it and its interval are None if one of these did not reach the
+    threshold. m: the number of intervals that hold together, each at level 1 - 0.05/m. better:
     "more" or "less", whichever is better in the metric.
     """
     cross = functools.partial(inference.crossing, threshold=threshold, better=better)

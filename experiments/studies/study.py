@@ -110,7 +110,7 @@ class Program(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """{"learning_rate": R values, ...} for the settings of NUMBERS that differ between rows."""
+        """{"learning_rate": R values, ...} for the settings of NUMBERS that differ between the R runs of `rows`."""
         values = [configs.flat(run.settings.to_dict()) for run in self.rows]
         columns = {key: np.array([run_values[key] for run_values in values], np.float32) for key in NUMBERS}
         return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
@@ -274,7 +274,8 @@ def runs(settings: configs.Settings, study: Study, chosen: Mapping = MappingProx
 def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
     """Return a Program for each group of runs of one condition that differ only in seeds and the settings NUMBERS.
 
-    tuning, spread: fields of each Program.
+    tuning: the runs are tuning runs, on splits of the training data. spread: the number of devices that share the runs
+    of a program.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:

@@ -48,7 +48,7 @@ class Tuned(NamedTuple):
     kept: str = ""  # why the learning rate is not interpolated; "" also if the best one is an end of the grid
 
     def record(self) -> dict[str, Any]:
-        """Return the entry of "tuned" in report.json."""
+        """Return the entry for this arm and condition in the list "tuned" of report.json."""
         tried = [{"values": point.values, "mean": point.mean, "by_seed": point.metric} for point in self.points]
         place = {"condition": self.condition, "arm": self.arm}
         return place | {
@@ -176,8 +176,8 @@ def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[di
     settings at their best; at an end of the grid, through the three values there. In the middles m_1 and m_2 of the two
     intervals of x, a parabola has the slopes s_1 and s_2 of its chords, so the vertex is at
     x = (m_1 s_2 - m_2 s_1) / (s_2 - s_1). It is at most half an interval from the best value, which is kept if the
-    vertex is outside the grid or the worst point of the parabola. sign: 1 if less is better, else -1. The rate has
-    three significant digits.
+    vertex is outside the grid or the worst point of the parabola, or with fewer than three rates. sign: 1 if less is
+    better, else -1. The rate has three significant digits.
     """
     line = sorted(_line(points, best, RATE), key=lambda point: point.values[RATE]) if RATE in best.values else [best]
     first = min(max(line.index(best) - 1, 0), len(line) - 3)
@@ -243,7 +243,10 @@ def table(tuned: Sequence[Tuned]) -> tables.Table | None:
 
 
 def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> list[study_figures.Figure]:
-    """Draw the metric over the values of each setting: a panel for each setting, a line for each arm."""
+    """Draw the metric over the values of each setting: a panel for each setting, a line for each arm.
+
+    Write a figure into `folder` for each condition, and return the figures. A condition without a panel has none.
+    """
     drawn = []
     for condition in study.conditions:
         choices = [choice for choice in tuned if choice.condition == condition.name and len(choice.points) > 1]

@@ -36,9 +36,9 @@ class VmappedRuns(NamedTuple):
 
 
 def side_by_side(mesh: Mesh, flops: float) -> bool:
-    """Return True if rows are computed side by side: with a mesh axis `seed`, on GPUs, on TPUs unless a run fills them.
+    """Return True if runs are computed side by side: with a mesh axis `seed`, or on GPUs, or on TPUs for small runs.
 
-    flops: of a step of a run.
+    flops: of a step of a run. A run is small up to LARGE.
     """
     busy = meshes.backend(mesh) == "tpu" and flops > LARGE
     return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not busy)
@@ -82,7 +82,7 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
 def initial_state(runs: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract=False) -> train_step.State:
     """Return the state of all runs at step 0, R rows in each leaf. abstract: only shapes, dtypes and shardings.
 
-    seeds: one for each row. numbers: only the initial scale is used.
+    seeds: one for each row. numbers: only "score_std" is used.
     """
     _, optimiser = runs.optimiser()
 

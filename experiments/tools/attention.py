@@ -45,8 +45,9 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return a table of the mean weights and entropy of each head on `prompt`, or on the image `file`.
+    """Print and return a table of the attention of each head on `prompt`, or on the image `file`.
 
+    Its columns are the mean weight on the previous token, the token itself, the next and the first, and the entropy.
     output: the HTML page to write, if any. workdir: a folder, which gets the table as attention.txt.
     """
     out, page = commands.output(workdir, "attention.txt"), commands.new_file(output, "--output", ".html")
@@ -84,13 +85,14 @@ def look(model: trained.Trained, prompt: str, file: commands.Path) -> tuple[np.n
     compute = functools.partial(model.compute, jax.device_put(model.params), inputs, names=("A",), output="features")
     M, _, H, N, _ = jax.eval_shape(compute)[1]["A"].shape
     size = f"{M} layers, {H} heads and {N} tokens have {M * H * N * N:,} weights, more than {MOST:,}"
-    errors.refuse((M * H * N * N > MOST, f"{size}. Shorten the --prompt."))
+    remedy = "Choose a model with fewer patches" if is_image else "Shorten the --prompt"
+    errors.refuse((M * H * N * N > MOST, f"{size}. {remedy}."))
     names = ["class"] * (N - len(names)) + names  # the class token of an image comes first
     return jax.device_get(compute()[1]["A"])[:, 0], names, lines
 
 
 def measure(A_MHNN: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {name: (M, H)}: the mean weight on the token of each of RELATIONS, and "entropy", the mean in nats."""
+    """Return {name: (M, H)}: the mean weight on the tokens "previous", "itself", "next", "first"; "entropy" in nats."""
     # In a text of period 0, the same token one period earlier is the token itself, and the next one followed it.
     scores = inside.head_scores(A_MHNN[:, None], period=0)
     means = [scores["previous"], scores["duplicate"], scores["induction"], A_MHNN[..., 0].mean(-1)]
@@ -103,7 +105,7 @@ def choose_relation(scores: dict[str, np.ndarray], m: int, h: int) -> str:
 
 
 def tabulate(scores: dict[str, np.ndarray]) -> tables.Table:
-    """Return a table with a row for each head of each layer."""
+    """Return a table with a row for each head of each layer. scores: {name: x_MH}, the result of `measure`."""
     rows = []
     for m, h in np.ndindex(scores["first"].shape):
         numbers = (f"{x_MH[m, h]:z.3f}".replace("nan", tables.NONE) for x_MH in scores.values())

@@ -74,7 +74,10 @@ def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> S
 
 
 def predict(model: trained.Trained, data: tool_inputs.Inputs) -> tuple[Sequence[np.ndarray], list[str]]:
-    """Return a prediction for each input, and lines to print: about the first image, or about truncated texts."""
+    """Return p_C (classes), p_TC (classes of tokens) or a regression's numbers for each input, and lines to print.
+
+    The lines are about the first image, or about truncated texts.
+    """
     if model.kind == "image":
         line = image_file.read(pathlib.Path(data.items[0].name), model.image_format)[1]
         fetch = trained.fetch_images(data.items, model.image_format)

@@ -98,7 +98,10 @@ def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pat
 
 
 def load(path: str, label: str) -> Run:
-    """Load a run's folder or a CSV file. Raises UserError if it is neither, or the folder of a study."""
+    """Load a run's folder or a CSV file. Raises UserError if it is neither, or the folder of a study.
+
+    Also raises it if a row of the CSV file has no step.
+    """
     folder = pathlib.Path(path)
     if folder.is_file():
         return Run(label, read_csv(folder))
@@ -118,14 +121,17 @@ def load(path: str, label: str) -> Run:
 
 
 def read_csv(file: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the numbers in a CSV file as rows of metrics.jsonl. Raises UserError if the steps are missing."""
+    """Return the numbers in a CSV file as rows like those of metrics.jsonl, without texts and empty cells.
+
+    Raises UserError if a step is missing or not a number.
+    """
     rows: list[dict[str, Any]] = []
     with disk.reading(file):
         for _, cells in data_tables.read_cells(data_files.on_disk(file)):
             names = {name.strip().lower(): name for name in cells}
             step = next((names[name] for name in STEPS if name in names), None)
             if step is None:
-                raise ValueError(f"the columns are {', '.join(cells)}. Rename one of them to {' or '.join(STEPS)}")
+                raise ValueError(f"the columns are {', '.join(cells)}. Name the column of steps {' or '.join(STEPS)}")
             rows.append({"step": float(cells.pop(step))})
             for name, cell in cells.items():
                 with contextlib.suppress(ValueError):  # empty, or a text
@@ -189,7 +195,10 @@ def tabulate_results(runs: Sequence[Run], metric: str) -> tables.Table:
 
 
 def list_notes(runs: Sequence[Run], metric: str) -> list[str]:
-    """Return sentences on what is missing in some runs: the metric, settings, equal data, or the same loss."""
+    """Return sentences on runs without a finite metric, settings that some runs lack, and differences of the runs.
+
+    The differences are other data and, for the metric eval/loss, another train.loss.
+    """
     notes, known = [], [set(run.settings) for run in runs if run.settings] or [set()]
     if missing := [run for run in runs if run.label not in stack(runs, metric)]:
         have = (f"{run.label} (it has {', '.join(run.metrics) or 'no metrics yet'})" for run in missing)

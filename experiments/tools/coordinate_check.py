@@ -46,9 +46,10 @@ def run(
 ) -> dict[str, dict[str, float]]:
     """Print a table, and return {stage: {"size slope", "change slope"}}.
 
-    These are the slopes of log |x| and log |x - x_0|, for a stage's activations x after the last step, against log of
-    the width or, if `depths` is set, of the depth. workdir: a folder, which gets coordinate_check.png. Raises UserError
-    for fewer than two sizes, or no step.
+    These are the slopes of log |x| and log |x - x_0|, for a stage's activations x after the last step and x_0 before
+    training, against log of the width or, if `depths` is set, of the depth. A stage is a part of the model, such as
+    mlp. workdir: a folder, which gets coordinate_check.png. Raises UserError for fewer than two sizes, no step, or a
+    model that does not show its activations.
     """
     commands.require("--config=FILE", config)
     changes, figure = commands.parse_changes(set), commands.output(workdir, "coordinate_check.png")
@@ -56,7 +57,7 @@ def run(
     sizes = sorted(map(int, re.findall(r"\d+", text))) if re.fullmatch(r"[\d, ]+", text) else []
     if len(sizes) < 2 or sizes[0] < 1 or steps < 1:
         example = f"--{flag}=64,128 --steps=4"
-        raise errors.UserError(f"--{flag}={text} --steps={steps} needs two {flag} or more, and a step: {example}")
+        raise errors.UserError(f"--{flag}={text} --steps={steps} needs at least two {flag} and one step: {example}")
     measured = {size: measure(str(config), changes | {f"model.{letter}": size}, steps) for size in sizes}
     slopes = fit_slopes(measured)
     print(tables.align(tabulate(measured, slopes, letter)))
@@ -100,6 +101,7 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
     """Return {stage: {"size slope": ..., "change slope": ...}} from {size of the model: result of `measure`}.
 
     These are the slopes of log2 |x| and log2 |x - x_0|, both after the last step, against log2 of the model's size.
+    x: the activations of a stage; x_0: before training. |x| is the mean absolute value.
     """
     logarithms, slopes = np.log2(list(measured)), {}
     for stage in next(iter(measured.values())):

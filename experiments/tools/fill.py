@@ -39,7 +39,7 @@ def run(
 ) -> str:
     """Print and return each text filled in, with a line of likely tokens for each mask.
 
-    With `output`, write the filled texts into this file instead.
+    With `output`, write the filled texts and the most likely tokens into this CSV file instead.
     """
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
     files = commands.check_files(workdir, "filled.txt", output)
@@ -66,7 +66,8 @@ def run(
 def encode(tokenizer: tokenization.Tokenizer, text: str, N: int, name: str = "the prompt") -> np.ndarray:
     """Return the token ids of a text, which messages call `name`.
 
-    Raises UserError for a text without a [MASK] or of more than N tokens, and for a tokenizer without a mask token.
+    Raises UserError for a text without a [MASK], with another mask token such as <mask>, or of more than N tokens, and
+    for a tokenizer without a mask token.
     """
     if tokenizer.mask is None:
         raise errors.UserError("this model's tokenizer has no mask token ([MASK] or <mask>). Choose another model.")
@@ -86,7 +87,10 @@ def fill_in(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarra
 
 
 def table(tokenizer: tokenization.Tokenizer, id_N: np.ndarray, p_RW: np.ndarray) -> str:
-    """Return the text with its masks filled in, and a line with the most likely tokens of each of the R masks."""
+    """Return the text with its masks filled in. For each of the R masks, a line with its most likely tokens follows.
+
+    p_RW: the probabilities of W tokens at each mask.
+    """
     lines = [fill_in(tokenizer, id_N, p_RW)]
     for number, p_W in enumerate(p_RW, 1):
         likely = np.argsort(-p_W, kind="stable")[:TOP].tolist()

@@ -103,7 +103,8 @@ def run(
 def measure_texts(model: trained.Trained, *, sequences: int, tokens: int, seed: int) -> tuple[Columns, str]:
     """Return the heads' scores, {column: values (M, H)}, on random token ids repeated once, and a line about them.
 
-    tokens: of a sequence; 0: TOKENS, or the context if shorter. Raises UserError unless `tokens` is even and fits.
+    tokens: of a sequence; 0: TOKENS, or the context if shorter. Raises UserError unless `tokens` is even, at least 4
+    and within the context, and `sequences` at least 1.
     """
     N = model.facts["N"]
     errors.refuse((N < 4, f"{model.path} reads {N} tokens, and a repeated text needs at least 4. Use another model"))
@@ -162,8 +163,10 @@ def measure_heads(
 ) -> tuple[Columns, float]:
     """Return {column: values (M, H)}, in the order of COLUMNS, and the measure without edits.
 
-    An edit replaces the output of one head by its mean over inputs and tokens. measure(logits, logits without edits)
-    -> a number that is smaller for better predictions. period: the number of tokens after which the inputs repeat.
+    The column worth is the measure with an edit, minus the measure without it. An edit replaces the output of one head
+    by its mean over inputs and tokens. Without a matrix U_q^T U_k in the score, s, d and skew are missing.
+    measure(logits, logits without edits) -> a number that is smaller for better predictions. period: the number of
+    tokens after which the inputs repeat.
     """
     compute = functools.partial(model.compute, model.params, inputs, None, None, output="logits")
     plain, look = compute(names=("A", "y"))

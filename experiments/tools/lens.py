@@ -55,7 +55,11 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the rank and probability of the right tokens after each layer; write `output` and `figure`."""
+    """Print and return the rank and probability of the right tokens after each layer; write `output` and `figure`.
+
+    The right token is the next one of the prompt, or in a masked model the token itself. jacobian: use the Jacobian
+    lens, not the logit lens. workdir: a folder, which gets the result as lens.txt. HELP explains other arguments.
+    """
     files = commands.check_files(workdir, "lens.txt", output, figure)
     model = commands.load(checkpoint, trust, device, "causal", "masked")
     id_N, names = prompts.read_prompt(model, prompt)
@@ -90,7 +94,10 @@ def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
 
 
 def read(run: inside.Run, right_N: np.ndarray, *, jacobian: bool) -> Reading:
-    """Return what the lens reads in one text. run(look=...) -> (logits, activations) of this text (inside.Run)."""
+    """Return what a lens reads in one text: the Jacobian lens if `jacobian`, otherwise the logit lens.
+
+    run: run(look=...) -> (logits, activations) of this text (inside.Run). right_N: result of `find_right`.
+    """
     lens = inside.jacobian_lens if jacobian else inside.logit_lens
     logits_MBNW = lens(run, run(look=("hidden",))[1]["hidden"])
 
@@ -107,8 +114,9 @@ def read(run: inside.Run, right_N: np.ndarray, *, jacobian: bool) -> Reading:
 def tabulate(reading: Reading, top_MNR: np.ndarray, names: list[str], right_N: np.ndarray) -> tables.Table:
     """Return a row for each layer: the mean rank and probability of the right tokens, and the top tokens at a position.
 
-    The means are over positions whose right token is known (right_N). The position of the top tokens is the last one
-    whose right token is not known, or else the last one.
+    The means are over positions whose right token is known, not UNKNOWN in right_N. The position of the top tokens is
+    the last one whose right token is not known, or else the last one. names: the text of each token of the prompt.
+    top_MNR: the texts of the R most likely tokens.
     """
     known_N = right_N != UNKNOWN
     n = len(names) - 1 if known_N.all() else int(np.flatnonzero(~known_N)[-1])

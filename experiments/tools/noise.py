@@ -37,12 +37,12 @@ correlate. Pairs of the same seed with correlation r need sqrt(1 - r) times as m
 
 
 class Noise(NamedTuple):
-    """The sample SD of single runs, and what it means for arms with n = 1, 5, 10 runs each."""
+    """The sample SD of a metric over single runs, and what it means for arms with n = 1, 5, 10 runs each."""
 
     sd: float
     interval: tuple[float, float]  # 95 %, of the SD
     by_chance: dict[int, float]  # n -> the difference that two equal arms exceed in 5 % of comparisons
-    shown: dict[int, float]  # n -> the true difference that is shown with probability 0.8
+    shown: dict[int, float]  # n -> the true difference that a comparison detects with probability 0.8
 
 
 def run(

@@ -46,7 +46,10 @@ HELP = {
 
 
 class Grid(NamedTuple):
-    """The mean logit difference when the activation `name` is patched at a layer and index, and the restored share."""
+    """The mean logit difference when the activation `name` is patched at a layer and index, and the restored share.
+
+    value_MI: the difference. share_MI: the restored share; 0 is the value of the corrupted texts, 1 of the clean texts.
+    """
 
     name: str
     labels: list[str]  # of the index: tokens or heads
@@ -68,7 +71,10 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> str:
-    """Print and return the places whose patches restore most of the answer; write all into `output` and `figure`."""
+    """Print and return the places whose patches restore most of the answer; write all into `output` and `figure`.
+
+    HELP explains the arguments. Give `file`, or the four texts. A place is a token after a layer, or a head's output.
+    """
     texts = dict(zip(FIELDS, (clean, corrupted, answer, other), strict=True))
     given = [f"--{name}" for name, text in texts.items() if text]
     errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are both set. Give only one."))
@@ -121,7 +127,8 @@ def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str
 def read_token(model: trained.Trained, text: str, name: str) -> int:
     """Return the id of a text of one token. Raises UserError for another number of tokens.
 
-    If the model has no tokenizer, the text is the id itself. name: what messages call the text.
+    If the model has no tokenizer, the text is the id itself. Also raises it for an id outside the vocabulary.
+    name: what messages call the text.
     """
     if not prompts.has_tokenizer(model):
         ids = prompts.parse_ids(model, text, name, f"{name}='3'")

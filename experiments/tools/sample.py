@@ -127,8 +127,8 @@ def make_generator(model: trained.Trained, mesh: Mesh, options: Options) -> gene
 def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], int]:
     """Return the token ids of each prompt, and the number of new tokens to draw.
 
-    Raises UserError if a prompt has no token and the model has no id that begins a text, or if a prefix and the new
-    tokens exceed the context of the model.
+    Raises UserError if a prompt has no token and the model has no id that begins a text. It also raises UserError if
+    the model reads prompts as prefixes, in both directions, and a prompt and the new tokens exceed its context.
     """
     model, steps = session.model, session.options.max_new_tokens
     ids = [model.tokenizer.encode(text).tolist() or [model.tokenizer.bos] for text in prompts]
@@ -143,7 +143,10 @@ def encode(session: Session, prompts: Sequence[str]) -> tuple[list[list[int]], i
 
 
 def draw(session: Session, prompts: Sequence[str], seed: int) -> list[str]:
-    """Print and return the texts. Sample i of each prompt uses seed + i. A single text is printed while it is drawn."""
+    """Print and return the texts, each a prompt with its continuation. Sample i of each prompt uses seed + i.
+
+    A single text is printed while it is drawn.
+    """
     (ids, steps), samples = encode(session, prompts), session.options.samples
     keys = [jax.random.fold_in(jax.random.key(seed + i), b) for b in range(len(ids)) for i in range(samples)]
     prompts, ids = ([row for row in rows for _ in range(samples)] for rows in (prompts, ids))

@@ -31,8 +31,9 @@ def run(
 ) -> list[str]:
     """Train all arms with one seed, and those that beat the reference again with the study's seeds.
 
-    Print the error rate of the search, and return the names of the arms that are better in the second training. Raises
-    UserError if `config` is no study with one condition, it has this seed, or `workdir` has a verdict on other arms.
+    Print how often such a search calls an arm better if no arm changes anything. Return the names of the arms that are
+    better in the second training. Raises UserError if `config` is no study with one condition, `seed` is among its
+    seeds, or `workdir` has a verdict on other arms.
     """
     commands.require("--config=FILE", config)
     commands.require("--workdir=DIR", workdir)

@@ -38,7 +38,7 @@ def run(
 
 
 def tabulate(layers: dict[str, symmetry.Layer]) -> tables.Table:
-    """Return a table with a row for each layer, and one with the medians over layers, for each part of the model.
+    """Return a table: for each part of the model, a row for each layer, then a row of the medians over layers.
 
     layers: "encoder/" and "decoder/", or only "" -> the measures of the layers of this part.
     """

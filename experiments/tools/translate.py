@@ -32,7 +32,10 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> list[str]:
-    """Return the translations of the lines by the beam; '' for an empty line and for one that is too long."""
+    """Print and return the beam search's translation of each line of `file`; '' for a line that is empty or too long.
+
+    With `reference`, files of reference translations, print scores instead.
+    """
     commands.require("--file=test.en", file)
     if reference:
         translation_score.metrics()  # raises UserError for a missing library before decoding begins

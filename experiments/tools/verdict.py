@@ -110,7 +110,11 @@ def pair_successive(runs: Sequence[study_runs.Run]) -> list[study_runs.Run]:
 
 
 def make_study(name: str, runs: Sequence[study_runs.Run], metric: str, reference: str, margin: float) -> studies.Study:
-    """Return the study that has these runs. Raises UserError if the reference is missing."""
+    """Return the study that has these runs. Raises UserError if `reference` is none of their arms.
+
+    margin: the largest difference that counts as equal. The study has no seeds unless all arms and conditions have the
+    same ones.
+    """
     seeds: dict[tuple[str, str], set[int]] = {}
     for run in runs:
         seeds.setdefault((run.condition, run.arm), set()).add(run.seed)

@@ -53,7 +53,8 @@ class Rules:
     def allowed(self, query: dict, key: dict) -> jax.Array | None:
         """Return whether each query may attend to each key, (N, S) or (B, N, S); None if every query may attend to all.
 
-        A key that pads the last block is never allowed.
+        query, key: positions "n" and "s" in the text. A key that pads the last block (key["real"]: False) is never
+        allowed.
         """
         allowed = None if self.mask is None else self.mask(query["n"], key["s"])
         if "real" not in key:
@@ -91,7 +92,10 @@ class Rules:
         return jax.lax.switch(need, [lambda *sums: sums, apply_partial, apply_full], *sums)
 
     def logit_bias(self, query: dict, key: dict) -> jax.Array | None:
-        """Return the bias that is added to logits at query["n"] and key["s"], (H, N, S) or (B, H, N, S), or None."""
+        """Return the bias of the logits at positions query["n"] and key["s"]; None if there is none.
+
+        The shape is (H, N, S) or (B, H, N, S).
+        """
         return None if self.bias is None else self.bias(query["n"], key["s"])
 
     def bias_arrays(self) -> list:
@@ -101,7 +105,8 @@ class Rules:
     def bias_gradient(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
         """Return the gradient of each array of `bias_arrays` from dbias, the gradient of one block of the bias.
 
-        query, key: the block's tokens. If no array of the bias has a gradient, dbias is None, and all results are None.
+        query["n"], key["s"]: the positions in the block. If no array of the bias has a gradient, dbias is None, and all
+        results are None.
         """
         arrays, (leaves, tree) = self.bias_arrays(), jax.tree.flatten(self.bias)
         if dbias is None:

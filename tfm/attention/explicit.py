@@ -157,7 +157,7 @@ def attend_chunks(
 ) -> tuple[jax.Array, None]:
     """Return y_n = sum_s A_{n,s} v_s (E3), chunk by chunk, and None in place of the weights A.
 
-    chunks: the result of `cut_chunks`. Other arguments: see `attention`.
+    chunks: slices of queries and of their keys (`cut_chunks`). Other arguments: see `attention`.
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     n, s_S, size, averages = jnp.arange(S - N, S), jnp.arange(S), 0, []

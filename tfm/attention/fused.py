@@ -15,10 +15,10 @@ MIN_JAX = 0, 10, 2
 
 
 def find_limitation(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float) -> str:
-    """Return the reason why cuDNN's kernel cannot compute these averages, or '' if it can.
+    """Return the reason why cuDNN's kernel cannot compute this attention, or '' if it can.
 
     bias: whether the logits have a bias; JAX supports the gradient of a bias for some shapes only. The arrays may be
-    jax.ShapeDtypeStruct. A mask that is passed as an array needs even N and S.
+    jax.ShapeDtypeStruct. A mask that the kernel needs as an array (`needs_array`) needs even N and S.
     """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     for applies, reason in (

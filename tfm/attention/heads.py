@@ -112,8 +112,9 @@ def self_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: 
 def cross_attention(params: dict, x_BND: jax.Array, spec: Spec, call: Call, aux: dict) -> jax.Array:
     """Return Y = sum_h V_h X' A_h, where tokens attend to the memory X' = call.memory.x_BSD (E26).
 
-    call.cache, if set, has the keys and values of the memory from an earlier call, which are then used. aux receives
-    what it receives in self_attention, here for the cross-attention.
+    call.cache, if set, has the keys and values of the memory from an earlier call, which are then used. aux: receives
+    measures, the weights "A_cross" if call.look names them, and with call.keep or call.cache the keys and values
+    (block.Order).
     """
     source_BSD = x_BND if call.cache else call.memory.x_BSD  # with a cache, the keys of x_BND are not used
     with jax.named_scope("score"):
@@ -172,7 +173,7 @@ def join_cache(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
 
 
 def split_cache(cache: KVCache) -> tuple[jax.Array, jax.Array]:
-    """Return the keys and the values of a cache."""
+    """Return the keys and the values of a cache. If the cache has no values, return the keys in their place."""
     return cache["k_BHSK"], cache.get("v_BHSV", cache["k_BHSK"])
 
 

@@ -21,9 +21,10 @@ MIN_KEYS = 256  # with fewer keys, explicit attention is faster on a TPU than th
 
 
 class Implementation(NamedTuple):
-    """An attention function, its name, and the reason why it is not the kernel of the device.
+    """An attention function, its name, and the reason why it is not the fused kernel of the device.
 
-    The reason is '' for the kernel, for a device that has none, for "explicit" in the config, and for a ring.
+    The reason is '' for the kernel, for a device that has none, for another `name` than "flash" in `choose`, and for
+    attention around a ring of devices.
     """
 
     attend: Callable[..., tuple[jax.Array, jax.Array | None]]

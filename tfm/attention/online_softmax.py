@@ -38,7 +38,8 @@ def start_sums(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
 def zero_bias_gradient(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
     """Return zeros with the shape of one block's bias, which `block_backward` replaces by the gradient of this bias.
 
-    None if no array of the bias has a gradient. query, key: one block of queries and one of keys.
+    None if no array of the bias has a gradient. query["n"], key["s"]: the positions in a block of queries and in a
+    block of keys.
     """
     if not jax.tree.leaves(rules.bias_arrays()):
         return None

@@ -26,6 +26,8 @@ BUCKETS, MAX_DISTANCE = 32, 128  # Raffel et al. 2020, section 2.1: 32 buckets; 
 class RelativePosition(NamedTuple):
     """The functions `init`, `rotate` and `bias` of a relative position, as the module says; None: no rotation, no bias.
 
+    init(key, *, H, K, N) -> params. rotate(params, q_BHNK, k_BHNK, n) -> (q, k), rotated at positions n.
+    bias(params, n, s_S, *, H) -> bias of the logits, (H, N, S) or (B, H, N, S).
     is_rotary: True if `rotate` turns pairs of features, of which there must be an even number. The score must declare
     supports_rope. is_dynamic: True if the rotation from query to key depends on their positions, not only on the
     offset.
@@ -91,11 +93,11 @@ def rotate_pairs(
 
 
 def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_scaling.none) -> RelativePosition:
-    """Return rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 in the paper, 500000 in Llama 3.
+    """Return rotary positions (Su et al. 2021) with wavelengths up to 2 pi base.
 
-    halves: pairs are the features i and i + K/2, as in the published Llama weights, instead of 2i and 2i + 1. scaling:
-    (n, K, base) -> (angles, factor on queries and keys), such as a value of rotary_scaling.KINDS with its
-    further arguments bound by functools.partial.
+    base: 10000 in the paper, 500000 in Llama 3. halves: pairs are the features i and i + K/2, as in the published Llama
+    weights, instead of 2i and 2i + 1. scaling: (positions n, K, base) -> (angles, factor on queries and keys), such as
+    a value of rotary_scaling.KINDS with its further arguments bound by functools.partial.
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:

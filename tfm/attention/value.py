@@ -18,7 +18,7 @@ EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradien
 
 
 class Value(NamedTuple):
-    """`init(key, *, H, K, D, M, bias) -> params`, `apply` and `out_proj`, described above.
+    """`init(key, *, H, K, D, M, bias) -> params`, and the `apply` and `out_proj` of the module's docstring.
 
     post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj; None: no change. x: the
     tokens that attend. v: their own values in self-attention, None in cross-attention.

@@ -16,7 +16,7 @@ Number = float | jax.Array
 
 
 class State(NamedTuple):
-    """The hypotheses after `count` tokens: live ones with log p, ended ones with score, both best first."""
+    """Q live and Q ended hypotheses after `count` tokens, best first: live ones with log p, ended with score."""
 
     count: jax.Array
     live_BQN: jax.Array
@@ -54,7 +54,7 @@ def search(
     best extensions; the `beam` best ended hypotheses are stored. The `beam` best other extensions stay live. After
     `steps` tokens, live ones count as ended. The search stops earlier if no live one can enter the result. If there are
     fewer hypotheses than `beam`, the others have the score -inf. Raises ValueError unless 1 <= beam <= W, the size of
-    the vocabulary, every prompt has a token, and steps >= 0.
+    the vocabulary, length_B holds a number from 1 to N for each prompt, and steps >= 0.
     """
     w_BN, length_B, logits_BW, cache = generate.read_prompts(start, prompt_BN, length_B, steps=steps)
     if beam not in range(1, (W := logits_BW.shape[-1]) + 1):

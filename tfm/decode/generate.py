@@ -157,8 +157,8 @@ def generate(
 
     prompts: prompt_BN, right-padded (to a `bucket`); length_B, its numbers of tokens; a random key, or key_B. options:
     arguments of sampling.filter_logits, such as temperature. A text ends with the first token in `stop`; id 0 follows
-    the last token. The loop ends when every text has ended. Raises ValueError if a prompt has no token or steps is
-    negative.
+    the last token. The loop ends when every text has ended. Raises ValueError if steps is negative, length_B is not
+    (B,), or a length known during tracing is not in 1 ... N.
     """
     state = extend(step, begin(start, *prompts, steps=steps, stop=stop, **options), steps=steps, stop=stop, **options)
     return state.w_BN, state.length_B

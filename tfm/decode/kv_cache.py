@@ -25,7 +25,8 @@ def start(
     """Return the logits_BW of the token after each prompt, and the cache: keys and values of each layer.
 
     prompt_BN is right-padded, with length_B tokens each. call.mask must be causal, or allow no key beyond the prompt:
-    then the padding has no effect. Raises ValueError if the norm makes a token depend on later tokens.
+    then the padding has no effect. capacity: number of positions of the cache. Raises ValueError if the norm makes a
+    token depend on later tokens.
     """
     if spec.block.norm.needs_all_tokens:
         raise ValueError(

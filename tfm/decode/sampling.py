@@ -93,7 +93,8 @@ def filter_logits(
     """Return the logits after repetition penalty, temperature, top_k, top_p and min_p, in this order.
 
     w_BN, length_B: the text so far, for the repetition penalty. Temperature 0 returns the logits after the repetition
-    penalty, because `draw` then takes the most likely token. Raises ValueError for an option outside its range.
+    penalty, because `draw` then takes the most likely token. Raises ValueError for an option outside its range,
+    and for a repetition penalty other than 1 without the text.
     """
     check_options(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
     l_BW = linear.to_float32(jnp.asarray(logits_BW))
