@@ -68,9 +68,10 @@ def run(
 
     Several processes, also on several machines, can work in the same folder: each program is trained by one of them.
     Return the folder, its report.json and the figures; None if only the plan is printed. earlier_study: the folder of a
-    study, whose standard deviations over seeds give the power of this study. device, devices: `device` and `chips` of
-    runs.make_mesh. target, json_file: `target` and `file` of dry_runs.compile_and_report, for the plan. Raises
-    UserError if the setting `seed` is changed, or if this process belongs to a group of several.
+    study, whose standard deviations over seeds give the power of this study. device: "any", "cpu", "gpu" or "tpu".
+    devices: JAX devices in place of `device`. target: with the plan, compile the largest program for these chips.
+    json_file: the report of this compilation. Raises UserError if the setting `seed` is changed, or if this process
+    belongs to a group of several. Raises Interrupted for a signal.
     """
     study, seed = studies.read(settings), settings.seed
     errors.refuse((seed != settings.defaults()["seed"], f"seed = {seed} is not for studies. Set study.seeds instead"))
@@ -195,7 +196,7 @@ def train_all(
     """Train these programs. If another process trains one of them, wait until it has finished.
 
     sources: the SHA-256 of the user's files, by name. later: programs that are trained after these. Only the
-    predicted time left includes them.
+    predicted time left includes them. Raises Interrupted for a signal.
     """
     n_programs, n_trained, n_locked = len(waiting), 0, 0  # n_locked: programs in a row that were locked
     with contextlib.closing(Progress(waiting, later)) as line:

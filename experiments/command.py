@@ -54,7 +54,7 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
-    """Return the path of a new file in the folder, or None if `folder` is "". Raises UserError if the file exists."""
+    """Return the path of a new file in `folder`; None for "". Raises UserError if it exists or cannot be written."""
     return disk.check_new(pathlib.Path(folder, name), "--workdir", is_file=True) if str(folder) else None
 
 
@@ -66,13 +66,20 @@ def report(text: str, file: pathlib.Path | None) -> str:
 
 
 def save(text: str, file: pathlib.Path | None) -> None:
-    """Write the text and a line end into the file, which may exist. Do nothing if `file` is None."""
+    """Write or replace the file with the text and a line end. Do nothing if `file` is None.
+
+    Raises UserError if the file cannot be written.
+    """
     if file is not None:
         disk.write_new(file, f"{text}\n".encode())
 
 
 def new_file(path: Path, flag: str, *ends: str) -> pathlib.Path | None:
-    """Return the path of a new file, or None for ''. Raises UserError if it exists or has another ending."""
+    """Return the path of a new file, or None for ''.
+
+    flag: the option with this path, for messages. Raises UserError if the file exists or cannot be written, or if its
+    ending, such as ".npz", is not in `ends`.
+    """
     if not str(path):
         return None
     file = pathlib.Path(path).expanduser()
@@ -152,10 +159,11 @@ def list_flags(tool: Callable) -> dict[str, inspect.Parameter]:
 
 
 def arguments(tool: Callable, help: dict[str, str], argv: list[str], *, positional: str = "") -> dict[str, Any]:
-    """Return {argument of the tool: value of its flag in argv, or else its default}. A flag with default () may repeat.
+    """Return {argument of the tool: value of its flag in argv, or else its default, or else ""}.
 
-    help: texts in addition to HELP. positional: the argument that gets all arguments without a flag; "": an error.
-    With --help, print the flags and exit. Raises UserError for an unknown flag or an invalid value.
+    A flag with default () may repeat. help: texts in addition to HELP. positional: the argument that gets all arguments
+    without a flag; "": an error. With --help, print the flags and exit. Raises UserError for an unknown flag or an
+    invalid value.
     """
     values = flags.FlagValues()
     parameters = list_flags(tool)

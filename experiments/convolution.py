@@ -119,8 +119,8 @@ def construct(kernel_HD: np.ndarray, *, N: int) -> dict:
 def extract_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
     """Return the kernel_HD of a layer: for each of H offsets o, the mean over n of sum_h (V_h)_{d,d} A_{h,n,n+o}.
 
-    The mean is over the queries n whose offsets all lie in the sequence. A head may attend to several offsets, because
-    only the sum over heads matters.
+    params: of this attention layer. The offsets are depthwise.offsets(H). The mean is over the queries n whose offsets
+    all lie in the sequence. A head may attend to several offsets, because only the sum over heads matters.
     """
     H, N = A_HNS.shape[:2]
     n = np.arange(H // 2, N - (H - 1) // 2)

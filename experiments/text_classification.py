@@ -20,7 +20,7 @@ SHOWN, LETTERS = 12, 200  # number of texts in sample.txt, and of characters of 
 
 
 def config() -> dict[str, dict]:
-    """Return the settings of `text`, with their defaults and descriptions: texts, their classes and the head."""
+    """Return {"text": {setting: (default, help)}}, the settings of the texts, their classes and the head."""
     return {
         "text": {
             "source": ("docstrings", "docstrings (by package of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
@@ -100,7 +100,7 @@ def make_model(settings: configs.Settings, mesh: Mesh, *, W: int, C: int) -> mod
 
 
 def label_texts(split: Sequence[labelled.Row], classes: Sequence[str]) -> np.ndarray:
-    """Return label_B, the number of each text's class."""
+    """Return label_B, the index in `classes` of each text's class."""
     number = {name: c for c, name in enumerate(classes)}
     return np.array([number[name] for _, name in split], np.int32)
 

@@ -56,9 +56,10 @@ def config() -> dict[str, dict]:
 
 
 def read(settings: configs.Settings) -> Corpus:
-    """Return the pairs that the config names. The subwords are learned from the training pairs.
+    """Return the sentence pairs of pairs.source as token ids. The subwords are learned from the training pairs.
 
-    Corpus.train and .evaluation lack the pairs of more than pairs.N tokens a side. Raises UserError if none is left.
+    Corpus.train and .evaluation lack the pairs of more than pairs.N tokens a side. Raises UserError if either has no
+    pair left.
     """
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a subword and [EOS]

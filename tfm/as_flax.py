@@ -35,7 +35,7 @@ class NNX(nnx.Module):
         return self.apply(self.params(), *inputs, **options)
 
     def params(self) -> dict:
-        """Return the tree that `apply` takes."""
+        """Return the parameters as a tree of arrays, the first argument of `apply`."""
         return jax.tree.map(lambda param: param[...], self.tree, is_leaf=_is_param)
 
     def load(self, params: Mapping) -> None:

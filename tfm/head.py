@@ -72,7 +72,7 @@ def _word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ON
 
 
 def after_layer(head: Head, activation: Callable[[jax.Array], jax.Array], norm: Any, *, eps: float) -> Head:
-    """Return the token head whose matrix reads LN(a(W x_n + b)), and whose logits have a bias for each token id.
+    """Return `head` with a layer LN(a(W x_n + b)) before its matrix, and with a bias for the logit of each token id.
 
     (In the code of Devlin et al. 2019, a = gelu.)
     """
@@ -111,7 +111,7 @@ def _each_word(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layou
 
 
 def first_word_init(key: jax.Array, *, D: int, C: int) -> dict:
-    """Draw the class matrix G_CD, b_C, and the layer W_DD, b_D before it."""
+    """Draw the class matrix G_CD, b_C, and as "pooler" the layer W_DD, b_D before it."""
     pooler = initial.normal(initial.key(key, "pooler"), "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
     return _class_init(key, D=D, C=C) | {"pooler": pooler}
 

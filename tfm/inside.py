@@ -165,8 +165,8 @@ def draw_repeated(key: jax.Array, *, W: int, B: int, period: int, first: int = 0
 def head_scores(A_MBHNN: jax.Array, *, period: int) -> dict[str, jax.Array]:
     """Return {name: score (M, H)} of the weights on texts that repeat with this period (Olsson et al. 2022).
 
-    Each of the scores previous, duplicate and induction is the mean weight that query n gives to one key s, over all n
-    for which s is defined. It is 1 if the head always attends to this key only.
+    Each of the scores previous, duplicate and induction is the mean weight that query n gives to one key s, over all
+    texts and all n for which s is defined. It is 1 if the head always attends to this key only.
 
     * previous: s = n - 1, the token before
     * duplicate: s = n - period, the same token, one period earlier

@@ -77,7 +77,7 @@ class Model(NamedTuple):
 
 
 def bind(init: Init, spec: transformer.Spec, at: Callable[[layouts.Layout], transformer.Spec] | None = None) -> Model:
-    """Return the Model of a transformer. init: the field of Model.
+    """Return the Model of a transformer. init: (key, **block_settings) -> params, a field of Model.
 
     at: a function layout -> the spec for devices with this layout; None: `spec` for all layouts.
     """
@@ -103,7 +103,7 @@ def bind_encoder_decoder(
 ) -> Model:
     """Return the Model of an encoder and a decoder (encoder_decoder.py), whose masks follow from its inputs.
 
-    Arguments: as in `bind`.
+    at: a function layout -> the spec for devices with this layout; None: `spec` for all layouts.
     """
     at = at or (lambda layout: spec)
 

@@ -80,7 +80,7 @@ def directionality_of(M_HDD: jax.Array) -> jax.Array:
 
 
 def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
-    """Return `directionality_of` M_h from its factors.
+    """Return the directionality d_H of M_h = U_q,h^T U_k,h (see `directionality_of`) from its factors.
 
     Row i of M has the squared norm u_i^T G_k u_i with u_i, column i of U_q, and G_k = U_k U_k^T. Columns likewise.
     """
@@ -116,11 +116,11 @@ def skew_rank(Uq_HKD: jax.Array, Uk_HKD: jax.Array, share: float = 0.9) -> jax.A
 
 
 def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
-    """Return symmetry and directionality of M layers, each by the cheaper of definition and closed form.
+    """Return the Layer of symmetry and directionality of U_q^T U_k; its arrays have a leading axis of M layers.
 
     params: the parameters of a score, stacked over layers. factors: the field `factors` of this score (score.Score).
-    The closed form is used if U_q and U_k have fewer than D rows. For the sum over heads they have H K rows, which is
-    often D or more; the closed form would then take several times as long.
+    A closed form replaces the definition if U_q and U_k have fewer than D rows. For the sum over heads they have H K
+    rows, which is often D or more; the closed form would then take several times as long.
     """
 
     def measure(closed_form: Callable, definition: Callable, Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:

@@ -121,8 +121,8 @@ def hidden(
     """Return X^(M) after the last norm, and aux. X^(0) comes from `embed`; M blocks follow.
 
     caches: one for each layer; the inputs are then new tokens after the cached ones (decode/kv_cache.py). aux has
-    "look" if call.look has names: {name: activation} of blocks.Order, with a leading axis of layers M, but not with
-    caches. It has "cache", the cache of each layer, if call.keep or caches. In training it has "running": batch
+    "look" if call.look has names and `caches` is None: {name: activation} of blocks.Order, with a leading axis of
+    layers M. aux has "cache", the cache of each layer, if call.keep or caches. In training it has "running": batch
     statistics of norms, at the paths of their running averages (E17). If stages have measures (variant.py), it has
     "measures": their sums over stages and layers. Softmax, statistics and logits are float32.
     """
@@ -223,7 +223,10 @@ def loss(
     *,
     sparse: bool = False,
 ) -> dict[str, losses.Ratio]:
-    """Return {"loss", "accuracy"}, pairs (sum, count), of the head's logits of x_BND = X^(M) (heads.Head.loss)."""
+    """Return {"loss", "accuracy"}, pairs (sum, count), of the head's logits of x_BND = X^(M).
+
+    target, weight, sparse: as in heads.Head.loss.
+    """
     x_BND, head = output(params, x_BND, spec, layout)
     return spec.head.loss(head, x_BND, target, weight, cap=spec.cap, sparse=sparse, layout=layout)
 

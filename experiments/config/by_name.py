@@ -141,7 +141,7 @@ def split_sources(text: str) -> list[tuple[str, float]]:
 
 
 def is_reader(source: str) -> bool:
-    """Return True if a source is the name of a function of the user's that reads it: my_file:my_reader."""
+    """Return True if a source of data has the form my_file:my_reader, a function of the user's; not for "hub:NAME"."""
     return CODE.fullmatch(source) is not None and not source.startswith(HUB)
 
 

@@ -299,6 +299,7 @@ class Settings:
 
         without: the name of a section to remove. explicit: keys that count as set by the user, besides those that count
         already. A key of `changes` counts if it is in `explicit` too, or its value is neither default nor derived.
+        Raises UserError for an unknown key or an invalid value.
         """
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
         for part in (config, defaults) if without else ():

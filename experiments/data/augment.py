@@ -51,9 +51,9 @@ def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> np.n
 
 
 def affine(image_BYXZ: np.ndarray, percent: float, rng: np.random.Generator) -> np.ndarray:
-    """Return d_B2YX of a random rotation, scale and shear: d(p) = E (p - c), with the centre c of the image.
+    """Return displacements d_B2YX of the pixels p, a random rotation, scale and shear: d(p) = E (p - c).
 
-    The four entries of E are uniform in [-percent/100, percent/100].
+    c: the centre. Each image has its own E, whose four entries are uniform in [-percent/100, percent/100].
     """
     B, Y, X, _ = image_BYXZ.shape
     E_B22 = percent / 100 * rng.uniform(-1, 1, (B, 2, 2))
@@ -121,7 +121,8 @@ class Kind(NamedTuple):
     """An augmentation: its function, default amount, and allowed amounts, as a text and as a test.
 
     is_allowed(amount, side): side is the shorter side of the images in pixels. mixes: whether it mixes two images.
-    moves: whether `change` returns the displacement d_B2YX for `move`, in place of new images and shares.
+    moves: whether `change` returns the displacement d_B2YX for `move`, not new images and share_B, the
+    second image's part of each (None: not mixed).
     """
 
     change: Callable[[np.ndarray, float, np.random.Generator], Result | np.ndarray]

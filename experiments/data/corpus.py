@@ -40,10 +40,10 @@ class Mapped:
 
 
 class Mixture:
-    """Token ids of several texts, each repeated until it has its share of the tokens, indexed like an array.
+    """Token ids of one text after another, each repeated until it has its share of the tokens, indexed like an array.
 
-    The text with the most tokens for its share occurs once. separator: an id between two texts and two
-    repetitions; None: no id.
+    The text with the most tokens for its share occurs once. The last repetition of another may be cut off. separator:
+    an id after each whole repetition; None: no id.
     """
 
     def __init__(self, texts: Sequence[np.ndarray | Mapped], shares: Sequence[float], separator: int | None):
@@ -81,7 +81,7 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(section: configs.Settings, specials: tuple[str, ...]) -> Corpus:
-    """Return the text of the section `text` as token ids. The vocabulary comes from the training data.
+    """Return the text of the section `text` as token ids. A tokenizer that is learned sees only the training data.
 
     specials: special tokens that the objective needs.
     """

@@ -37,7 +37,7 @@ COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colo
 def load_format(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int | None) -> dict[str, Any]:
     """Return the image format of a trained model of Z channels and C classes (None: any), as in `images.describe`.
 
-    path: the folder of a run, or a published ViT. extras: Trained.facts, with "image" only for the latter. Fields are
+    path: the folder of a run, or a published ViT. extras: Trained.facts, with "image" only for the ViT. Fields are
     added. `processor`: the steps that make a file such an image, as fields of transformers. `assumed`: True if no file
     describes these steps. `draft`: True for a run, which decodes large JPEGs at a lower size. Raises UserError if the
     files are missing or damaged, or need a step that is not supported.

@@ -89,7 +89,8 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     """Return ({part: image files of the folder}, (), lines about files left out).
 
     The () stands for names of classes, which the labels of the files give.
-    Raises UserError if there is no image, and for a class that has only images of unsupported formats.
+    Raises UserError if there is no image, if a class has only images of unsupported formats, or if folders may be parts
+    or classes.
     """
     files = data_files.folder(path)
     images = [file for file in files if file.inside.suffix.lower() in ENDS]
@@ -105,7 +106,7 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
             inside, kind = file.inside.parts, mimetypes.guess_type(file.name)[0] or ""
             in_class = inside[:level] == above and len(inside) > level + 1
             if in_class and inside[level] not in names and not kind.startswith(TEXT):
-                problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no other image"
+                problem = f"{file.name} cannot be read, and its class {inside[level]!r} has no supported image"
                 raise errors.UserError(f"{problem}. Convert its files, for example to .png, or remove its folder.")
     return parts, (), lines + more
 
@@ -113,8 +114,8 @@ def find_files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
 def find_rows(source: str) -> tuple[Parts, tuple[str, ...], list[str]]:
     """Return {part: a File for each row with a class} of a data set, its class names, and lines about other rows.
 
-    source: 'hub:NAME', as in tables.find. Raises UserError if a column of images or of classes is missing, or the
-    training split.
+    source: 'hub:NAME', as in tables.find. Raises UserError if a split has no column of images or of classes, or if
+    there is no training split with a row that has a class.
     """
     parts, lines, splits = {}, [], tables.find(source, stream=False)
     for split in splits:
@@ -180,7 +181,7 @@ def read(images: Sequence[data_files.File], size: int) -> np.ndarray:
 def choose_size(images: Sequence[data_files.File], size: int) -> dict[str, Any]:
     """Return the `form` with which image_file.pixels makes these files size x size, or keeps their size if size = 0.
 
-    Raises UserError if size = 0 and their sizes differ.
+    Raises UserError if size = 0 and their sizes differ, or if a file is damaged.
     """
 
     def look(file: data_files.File) -> tuple[bool, tuple[int, int]]:
@@ -203,7 +204,10 @@ def choose_size(images: Sequence[data_files.File], size: int) -> dict[str, Any]:
 
 
 def make(images: Sequence[data_files.File], form: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """Yield image_YXZ of each file, decoded on all cores in chunks of at most CHUNK_BYTES. form: of `choose_size`."""
+    """Yield image_YXZ of each file, decoded on all cores in chunks of at most CHUNK_BYTES.
+
+    form: the result of `choose_size`.
+    """
 
     def make_one(file: data_files.File) -> np.ndarray:
         with image_file.open_image(file) as image:

@@ -173,7 +173,8 @@ def read_npz_files(path: pathlib.Path) -> image_folder.Splits | None:
 def combine(name: str, splits: image_folder.Splits, size: int) -> Images:
     """Return the images of two parts; a single part is split by the bytes of its images.
 
-    If the classes have no names, the names are 0 .. max(label). Raises UserError for invalid or contradictory parts.
+    If the classes have no names, the names are 0 .. max(label). name: of the data set. size: the required pixels of a
+    side; 0: any. Raises UserError for another size, and for invalid or contradictory parts.
     """
     two = len(splits.arrays) == 2
     names = [f"{name}, training part", f"{name}, evaluation part"] if two else [name]
@@ -324,8 +325,8 @@ def make_examples(
 ) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
     """Return `examples` of the training part (with the changes) and of the evaluation part (without), and mean and std.
 
-    The mean and the standard deviation of the training pixels (mean_Z, std_Z) normalise both parts. patch: see
-    `examples`.
+    The mean and the standard deviation of the training pixels, {"mean_Z", "std_Z"}, normalise both parts. changes:
+    names of augmentations. patch: the side of a patch in pixels; 0: whole images. Raises UserError as augment.chain.
     """
     mean_Z, std_Z = statistics(data.train_image_BYXZ)
     normal, cut = {"mean_Z": mean_Z, "std_Z": std_Z}, {"patch": patch}

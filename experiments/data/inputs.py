@@ -43,8 +43,8 @@ def read_texts(source: str, field: str, prompt: str = "") -> Inputs:
 def read_file(file: data_files.File, column: str, label_column: str) -> Iterator[tuple[str, str, str]]:
     """Yield the name, text and label of each row of a table or line of a file; a file in a folder is one text.
 
-    The label of a line is "", and of a file in a folder the name of its folder. A table without `column` is
-    read like any other file.
+    The label of a row is its class in `label_column`, or "" if `label_column` is "". The label of a line is "", and of
+    a file in a folder the name of its folder. If `column`, of the texts, is "", a table is read like any other file.
     """
     if tables.kind(file) and column:
         rows = tables.read(file, column, label_column)

@@ -24,10 +24,10 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
     """Return texts with classes from 'docstrings' (Python's own; the class is the package), a path, or 'hub:NAME'.
 
     The class of a text file is the name of a folder, and folders may define the splits, as for images
-    (`classes.divide`). field: the columns of texts and of classes in tables. Otherwise file names define the splits
-    (`data_files.split_by_names`), or about 10 % of the texts are held out by content. Raises UserError if `field` does
-    not name two columns, if there are no such texts, if there are fewer than two classes, if the classes are numbers
-    with decimals, or if a class is evaluated but not trained on.
+    (`classes.divide`). If they do not, file names define the splits (`data_files.split_by_names`), or about 10 % of the
+    texts are held out by content. field: the columns of texts and of classes in tables. Raises UserError if `field`
+    does not name two columns, if there are no such texts, if there are fewer than two classes, if the classes are
+    numbers with decimals, or if a class is evaluated but not trained on.
     """
     names = [name.strip() for name in field.split(",")]
     if len(names) != 2 or not all(names):

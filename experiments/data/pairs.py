@@ -83,7 +83,11 @@ def sentence_key(sentence: str) -> str:
 
 
 def find(source: str, zips: contextlib.ExitStack) -> list[data_files.File]:
-    """Return the files of a named set or a path; of parallel files the first, whose field translation is the second."""
+    """Return the files of a named set or a path; of parallel files the first, whose field translation is the second.
+
+    zips: keeps a zip open, whose members are read later. The list is empty for a folder or zip without pairs. Raises
+    UserError if the path does not exist, a zip is damaged, or there are parallel files in more than two languages.
+    """
     if source in NAMED:
         source = str(download.fetch(*NAMED[source]))
     path = pathlib.Path(os.path.expanduser(source))
@@ -133,7 +137,8 @@ def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
     """Yield the first two columns, separated by tabs, of a file's lines. Count lines with more columns in `counts`.
 
-    Raises UserError for an empty column, a line that seems to be a header, and a column of numbers.
+    counts: remark to print -> number of lines. Raises UserError if one of the two columns is missing or empty, if the
+    first line seems to be a header, or if a column of numbers is in the place of a sentence.
     """
     lines, numbers = 0, Counter()
     for number, line in enumerate(read_nfc_lines(file), 1):
@@ -179,7 +184,10 @@ def most_common_words(sentences: Iterable[str], n: int = 200) -> list[str]:
 
 
 def share_of_words(sentences: Iterable[str], words: Iterable[str]) -> float:
-    """Return the share of the sentences' words that are among `words`, which have the form of `sentence_key`."""
+    """Return the share of the sentences' words that are among `words`; 0 if the sentences have no words.
+
+    words: without case and punctuation, as `sentence_key` returns them.
+    """
     common, spoken = {*words}, " ".join(map(sentence_key, sentences)).split()
     return sum(word in common for word in spoken) / max(len(spoken), 1)
 
@@ -245,7 +253,7 @@ def rows(subwords: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
 
 
 def examples(rows: Rows) -> tuple[batches.Fetch, int]:
-    """Return `(fetch, n)`: a function fetch(index_B, rng) that returns a batch of the n pairs, and ignores rng.
+    """Return `(fetch, n)`: fetch(index_B, rng) returns the batch of these B of the n pairs, and ignores rng.
 
     A batch has `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`. `w_BN` is [BOS], followed
     by the target without its last id: the token before each target token. `weight_BN` (float32) is 1 for every token of

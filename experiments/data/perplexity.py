@@ -19,7 +19,7 @@ class Size(NamedTuple):
 
 
 def size(text: Iterable[bytes], first: str = "") -> Size:
-    """Return the size of a text, whose bytes come in pieces that end anywhere.
+    """Return the numbers of bytes and words of a text, whose bytes come in pieces that end anywhere.
 
     NUL, which separates documents, also separates words and does not count. first: the text of the first token. No
     model predicts this token, so that its bytes do not count; its words do.

@@ -128,7 +128,7 @@ def make(
     """Return the tokenizer that text.tokenizer names.
 
     It is one of tokenization.KINDS, a BPE ('bpe:8192'), the user's function ('my_file:words'), or a path. text,
-    specials, evaluation: as in tokenization.make.
+    evaluation: the bytes of training and evaluation documents, separated by NUL. specials: names of special tokens.
     """
     if W := bpe.size(name):
         return read(bpe.find_or_train(text, W=W, specials=specials))
@@ -143,10 +143,9 @@ def make(
 def make_users(name: str, text: Iterable[bytes]) -> tokenization.Tokenizer:
     """Return the tokenizer that the user's function `name`, "my_file:function", makes from the training documents.
 
-    The function receives an iterator of str. Its result needs the methods of tokenization.Tokenizer. text: the
-    bytes of the documents.
-    A tokenizer of the library `tokenizers`, also one inside a tokenizer of transformers, is saved with the run. Raises
-    UserError if the function fails or returns something else.
+    The function receives an iterator of str. It returns an object with size, encode and decode, or a tokenizer of the
+    library `tokenizers`, also one inside a tokenizer of transformers. Only the latter is saved with the run. text: the
+    bytes of the documents. Raises UserError if the function fails or returns something else.
     """
     function = by_name.choose("tokenizer", name, {"bytes": tokenization.make}, "text.tokenizer")
     with by_name.user_errors(f"text.tokenizer = {name}"):

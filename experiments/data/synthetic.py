@@ -23,7 +23,7 @@ Examples = tuple[batches.Fetch, int]  # a function that fetches examples by inde
 
 
 class Task(NamedTuple):
-    """A task with N tokens in an example and W token ids. name: its row of TASKS.
+    """A task with N tokens in an example and W token ids. name: its key in TASKS.
 
     causal: whether tokens attend only to themselves and to earlier tokens.
     """
@@ -61,11 +61,11 @@ def parse(text: str) -> Task:
 
 
 def draw(make: Callable[[np.ndarray, int, int], Answer], N: int, W: int) -> tuple[Examples, Examples]:
-    """Return training and held-out examples of N tokens with ids below W, drawn at random.
+    """Return (fetch, number) of training and of held-out examples: N tokens with ids below W, drawn at random.
 
     make: (u_BRX, N, W) -> w_BN, target_BN and weight_BN. u_BRX: uniform numbers in [0, 1), R = ROWS, X = max(N, W). A
     batch has `w_BN` and `target_BN` (int32, below W) and `weight_BN` (float32): 1 if the token has a target, else 0.
-    With an `rng` (training) examples are new each time. Without one (evaluation) an example depends only on its index.
+    fetch(index_B, rng) draws new examples each time. With rng = None (evaluation) an example depends only on its index.
     """
     sizes = ROWS, max(N, W)
 

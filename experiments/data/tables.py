@@ -20,10 +20,11 @@ Row = tuple[str, Mapping[str, Any]]  # the place of a row in its file, such as "
 
 
 def read_json(file: data_files.File, *fields: str) -> Iterator[Row]:
-    """Yield ("line 3", object) for each line of JSON, or for each object of the list in a .json file.
+    """Yield ("line 3", object) for each line of JSON, or ("line 1", object) for each object of a list in a .json file.
 
-    A .json file without a bracket at its start has JSON lines. Objects keep all their fields. fields: those that the
-    caller needs; errors name the first one. Raises UserError for invalid JSON, and ValueError if a row is no object.
+    A .json file without a bracket at its start has JSON lines. Empty lines are skipped. Objects keep all their fields.
+    fields: those that the caller needs, at least one; errors name the first one. Raises UserError for invalid JSON, and
+    ValueError if a row is no object.
     """
     is_list = ending(file) == ".json" and next(data_files.pieces(file), b"").lstrip().startswith(b"[")
     for number, line in enumerate([data_files.load_text(file)] if is_list else data_files.lines(file), 1):
@@ -201,7 +202,8 @@ def find(
 def as_file(source: str, name: str, rows: Any, fields: tuple[str, ...], version: str) -> data_files.File:
     """Return the split `name` of a data set as a `File`; with these fields only, if it has all of them.
 
-    rows: the split. version: identifies the content of the data set; '': the fingerprint of the rows does.
+    source: such as 'hub:NAME'. rows: the split. fields: () for all. version: identifies the content of the data set;
+    '': the fingerprint of the rows does.
     """
     selected = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     info = (rows.info.splits or {}).get(name)

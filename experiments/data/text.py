@@ -63,7 +63,7 @@ class Text(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """The digest of both parts."""
+        """The digest of the training and the held-out part together."""
         return data_files.sha256(self.train.digest, self.evaluation.digest)
 
 
@@ -95,8 +95,8 @@ def load(source: str, field: str = "") -> Text:
     Hidden files and folders, links to folders and empty files are skipped. File names may define the splits, of any
     size (`data_files.split_by_names`). Otherwise a single text is cut in two, the first 90 % for training. Of several
     texts, or of rows, about 10 % are held out by a hash of their content. The held-out share is smaller if the text is
-    large: about MOST_EVALUATED bytes, but at least one whole file of several. Raises UserError if there is not enough
-    text.
+    large: about MOST_EVALUATED bytes, but at least one whole file of several. Raises UserError if the source is missing
+    or fails, if `field` does not suit it, or if there is not enough text.
     """
     if by_name.is_reader(source):
         errors.refuse((field, f"text.field = {field!r} is for tables, and {source} is your function. Leave it empty."))
@@ -139,7 +139,11 @@ def hold(name: str, content: bytes) -> Source:
 
 
 def load_whole(source: str, field: str = "") -> Part:
-    """Return all documents as one part, whatever their file names. Raises UserError as `load` does."""
+    """Return all documents as one part, whatever their file names.
+
+    source, field: as in `load`, but no function of the user's. Raises UserError if the source is missing or has no
+    text, or if `field` does not suit it.
+    """
     return make_part(read_once(source, find(source, field)[1], field))
 
 
@@ -171,7 +175,8 @@ def find(source: str, field: str, *labels: str) -> tuple[list[data_files.File], 
 def read_once(name: str, candidates: Sequence[data_files.File], field: str) -> list[Source]:
     """Read each file once for its size and digest. Return a Source, which can read it again, for each file with text.
 
-    field: the column of a table that holds the text. Raises UserError if no file has text.
+    name: of the source, for messages; with 'docstrings', a file's text is its docstrings. field: the column of a table
+    that holds the text. Raises UserError if a table lacks this column, or if no file has text.
     """
     texts = []
     for file in (file for file in candidates if file.size):
@@ -206,7 +211,11 @@ def documents(source: str, field: str = "") -> Iterator[tuple[str, bytes]]:
 
 
 def divide_by_names(name: str, by_name: Mapping[str, Sequence[data_files.File]], field: str) -> Text:
-    """Return the parts that file names define. The description counts the texts that are in both parts."""
+    """Return the parts that file names define. The description counts the held-out texts that are also trained on.
+
+    by_name: part -> its files. field: the column of a table that holds the text. Raises UserError for a part without
+    text.
+    """
     used = data_files.used_parts(by_name)
     train, evaluation = (read_once(f"{name} ({data_files.join_names(part)})", part, field) for part in used)
     description = data_files.describe_parts(name, "by their names,", by_name)
@@ -255,7 +264,7 @@ def join(rows: Read, bound: bytes = b"", low: bool = False) -> Iterator[bytes]:
 
 
 def cut(name: str, text: Source) -> Text:
-    """Return a document as two parts: its end, a tenth or about MOST_EVALUATED bytes, is held out.
+    """Return a document as two parts: its end, a tenth but at most about MOST_EVALUATED bytes, is held out.
 
     The cut is between two UTF-8 characters. Raises UserError if the document is too short.
     """
@@ -298,9 +307,9 @@ def read_docstrings(file: data_files.File) -> Iterator[bytes]:
 
 
 def list_docstrings(file: data_files.File, *extra: type) -> Iterator[str]:
-    """Yield the docstrings of a Python file's classes and functions, and of AST nodes of the types `extra`.
+    """Return an iterator of the docstrings of a Python file's classes and functions, and of AST nodes of types `extra`.
 
-    Raises SyntaxError if the file is not valid Python.
+    Raises SyntaxError if the file is not valid Python, already at the call.
     """
     described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *extra)
     nodes = (node for node in ast.walk(ast.parse(data_files.load_text(file))) if isinstance(node, described))

@@ -40,9 +40,9 @@ def choose_tokenizer(references: Sequence[Sequence[str]]) -> str:
 
 
 def format_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> str:
-    """Return a line for each score, with the signature by which others can repeat it (Post 2018).
+    """Return a line for chrF and one for BLEU, each with the signature by which others can repeat it (Post 2018).
 
-    references[i]: the references of translations[i].
+    references[i]: the references of translations[i]. Raises UserError if sacrebleu is missing.
     """
     scores = compute(translations, references).values()
     return "\n".join(score.format(signature=str(metric.get_signature())) for score, metric in scores)
@@ -56,7 +56,10 @@ def compute(translations: Sequence[str], references: Sequence[Sequence[str]]) ->
 
 
 def metrics(tokenizer: str = "13a") -> dict[str, Any]:
-    """Return {name: metric of sacrebleu}. tokenizer: its name, for BLEU. Raises UserError if sacrebleu is missing."""
+    """Return sacrebleu's metrics {"chrf": CHRF, "bleu": BLEU}. Raises UserError if sacrebleu is missing.
+
+    tokenizer: the name of sacrebleu's tokenizer for BLEU.
+    """
     with data_files.require_extra("a score (chrF, BLEU)", extra="text"):
         from sacrebleu import metrics as library
     # force: without it, 100 sentences that end in " ." print a warning

@@ -51,9 +51,9 @@ def start(device: str) -> None:
 def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[jax.Device] | None:
     """Split the CPU into as many devices as a mesh of these sizes needs, if it has that many cores.
 
-    Call this before any use of a device. It does nothing if several processes run, or if XLA_FLAGS sets the number of
-    devices. fake: for a dry run, ignore the cores, start the device (`start`), and return that many fake CPU devices if
-    JAX has fewer. Otherwise the result is None. Raises UserError for more than MOST_FAKE fake devices.
+    Call this before any use of a device. The CPU stays whole if several processes run, or if XLA_FLAGS sets the number
+    of devices. fake: for a dry run, ignore the cores, start the device (`start`), and return that many fake CPU devices
+    if JAX has fewer. Otherwise the result is None. Raises UserError for more than MOST_FAKE fake devices.
     """
     n_devices = math.prod(n for n in sizes.values() if n > 1)
     too_many = fake and n_devices > MOST_FAKE

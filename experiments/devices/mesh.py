@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def processor() -> str:
-    """Return the model name of this machine's processor."""
+    """Return the model name of this machine's processor, or its kind, such as "x86_64", if the name is unknown."""
     with contextlib.suppress(OSError):
         if model := re.search(r"^model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE):
             return model[1]
@@ -246,7 +246,7 @@ def _batch_shardings(mesh: Mesh, batch: dict, *, rows: bool = False) -> dict:
 
 
 def add_row_axis(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
-    """Return the spec with a first axis added, which has one row for each run."""
+    """Return the spec with a first axis added, one row for each run, divided by the axis "seed" if the mesh has it."""
     return PartitionSpec(SEED if SEED in mesh.axis_names else None, *spec)
 
 

@@ -24,7 +24,11 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 def dry_run(
     settings: configs.Settings, work: runs.Work, mesh: Mesh, target: Target = None, file: str | None = None
 ) -> None:
-    """Print a run's parameter table, and compile its step and evaluation. target, file: as in `compile_and_report`."""
+    """Print a run's parameter table, compile its step and evaluation, and print their memory and collectives.
+
+    target: the machine to compile for; None: this one. file: the JSON report to write if there is a target. Raises
+    RunError if the compiler refuses a program.
+    """
     plan, state = run_plan.prepare(settings, work.task, mesh, dry_run=True)
     with train_step.device_errors():
         summaries.print_model(plan, state)
@@ -120,7 +124,10 @@ def write_report(file: str, records: list[dict], failures: str, target: topologi
 
 
 def report_lines(records: list[dict], parts: dict[str, Any], target: Target) -> Iterator[str]:
-    """Yield the lines of the report. records: of `describe_program`. parts, target: as in `compile_and_report`."""
+    """Yield the lines of the report: the bytes of each part, and the memory and collectives of each program.
+
+    All sizes are of one device. records: of `describe_program`. parts, target: as in `compile_and_report`.
+    """
     if target:
         chips = f"{len(target.devices)} x {target.devices[0].device_kind}"
         yield f"  compiled for {target.name}, {chips}, by libtpu {compilation.libtpu()}; not run"

@@ -29,7 +29,7 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
     Each epoch (n consecutive examples) has every example once, in another order, also if the batch size changes. A
     batch has the additional array `example_B`, the indices of its examples. growth: pairs [step, size], as in
     train.growth. The `rng` of `fetch` depends only on (seed, step). Raises UserError if a batch is empty or larger
-    than the training data.
+    than the training data, if `growth` is invalid, or if memory is too small for the buffer of batches.
     """
     sizes = parse_growth(batch, growth)
     largest, key = max(sizes.sizes), "train.batch_size" if n < batch else GROWTH
@@ -52,7 +52,8 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
     """Return the ceil(n / batch) batches that hold every example exactly once, in order.
 
     All batches have `batch` rows, so one compiled function serves them: the last is padded with its last example, for
-    which every array named `weight_...` is 0. `fetch` receives `rng=None`: it must not depend on a run.
+    which every array named `weight_...` is 0. `fetch` receives `rng=None`: it must not depend on a run. Raises
+    UserError if n or batch is below 1, or if memory is too small for two batches.
     """
     _check(fetch, None, n=n, batch=batch, n_buffered=batch * 2)
 

@@ -81,7 +81,10 @@ class Saver:
         self.step = start  # of the newest save
 
     def save(self, n: int, state: train_step.State) -> None:
-        """Save the state after step n, with its metrics if they are known. Raises RunError if `check` forbids it."""
+        """Save the state after step n, with its metrics if they are known.
+
+        Raises RunError if the `check` of the constructor forbids it, or if this save cannot begin or the last failed.
+        """
         self.check(n, state)
         self.saves.save(n, state, self._metrics[1] if self._metrics[0] == n else None)
         self.step, self._clock.saved_at = n, time.monotonic()
@@ -125,7 +128,7 @@ class Logs:
         self._skipped, self._in_a_row = math.inf, 0
 
     def log(self, n: int, metrics: dict) -> int:
-        """Log the metrics of step n if its number makes this due, and show the progress.
+        """Log the metrics of step n if train.log_every divides n or n is the last step, and show the progress.
 
         Return how many steps up to n were skipped in a row. A step is skipped if its loss, gradient or
         another value is not finite (train.nan). Raises RunError at PATIENCE of them.
@@ -258,11 +261,11 @@ def catch_up(run: Training, n: int, state: train_step.State) -> None:
 
 
 def evaluate(run: Training, n: int, state: train_step.State, *, skip: Sequence[bool] = (), saves: bool = True) -> None:
-    """Evaluate, and write the means into `logs.final`, the log of each run, and a single run's manifest of step n.
+    """Evaluate, and write the means into `logs.final`, the log of each run, and a single run's checkpoint of step n.
 
     skip: for each of the runs that are trained together, True if its log gets nothing. saves: whether to save the
-    state if a regular save is due (`Clock`), if the evaluation raises an error, or if its score is the best so far.
-    Raises Interrupted for a signal, in all processes after the same batch.
+    state if a signal or the time requests it (`Clock`), if the evaluation raises an error (one process), or if a
+    single run's score is the best so far. Raises Interrupted for a signal, in all processes after the same batch.
     """
 
     def on_batch() -> None:

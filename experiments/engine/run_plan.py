@@ -47,8 +47,8 @@ def prepare(
 ) -> tuple[Plan, train_step.State]:
     """Return the plan of a run, and the shapes, dtypes and shardings of its state.
 
-    Raises UserError if a setting is invalid or unused, if memory is too small, or as causality.check does. dry_run:
-    accept up to compilation.UNLIMITED bytes, and do not check causality.
+    Raises UserError if a setting is invalid or unused, if memory is too small, or if the user's code lets a token see
+    later ones (causality.check). dry_run: accept up to compilation.UNLIMITED bytes, and do not check causality.
     """
     plan = make_plan(settings, task, devices)
     settings.refuse_unused()
@@ -122,7 +122,7 @@ def check_training(settings: configs.Settings, task: train_step.Task, growth: ba
         meshes.check_batch(devices, key, batch=size, microbatches=t.accumulation)
     last, mup, patience = growth.firsts[-1], settings.model.mup, f"train.patience = {t.patience}"
     no_interval = f"{patience} counts evaluations: set train.evaluate_every, the steps between them"
-    no_bilinear_form = f"log has {log.SYMMETRY}, but the scores of this model have no bilinear form x^T M x"
+    no_bilinear_form = f"log has {log.SYMMETRY}, but this model's scores have no bilinear form x^T M x. Remove it"
     errors.refuse(
         (mup and task.probe is None, f"model.mup = {mup} must be 0: it scales the transformer, which this run lacks"),
         (t.patience and not t.keep_best, f"{patience} needs train.keep_best, such as eval/loss"),
@@ -157,7 +157,10 @@ def compile_step(plan: Plan, state: train_step.State) -> tuple[Callable, float]:
 
 
 def forward_flops(plan: Plan, state: train_step.State, *, kernels: bool = False) -> int:
-    """Return the FLOPs of the loss of the whole first batch (forward pass only). kernels: as in `compilation.flops`."""
+    """Return the FLOPs of all matrix products in the loss of the whole first batch (forward pass only).
+
+    kernels: count only products inside Pallas kernels.
+    """
     loss = functools.partial(plan.task.loss, layout=layouts.ONE._replace(platform=plan.task.layout.platform))
     return compilation.flops(loss, state.params, plan.task.train[0], kernels=kernels)
 

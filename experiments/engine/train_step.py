@@ -112,8 +112,8 @@ def gradient(
 ) -> tuple[Any, dict[str, jax.Array], dict[str, jax.Array]]:
     """Return the gradient of the loss, the mean of every metric, and the batch statistics by path.
 
-    The loss is sum(losses) / count + sum of weight * mean over task.weights. The mean of a microbatch is
-    weighted with its count of losses.
+    accumulation: number of microbatches. The loss is sum(losses) / count + sum of weight * mean over task.weights. The
+    mean of a microbatch is weighted with its count of losses.
 
     Call this inside `sharded`. Sums and counts are added separately over devices and microbatches, so the mean is exact
     if their numbers of masked tokens differ. Each device has the gradient of its own parameters. Differentiating a psum

@@ -79,7 +79,7 @@ def choose(names: Sequence[str], params: Any, *, taken: Sequence[str]) -> dict[s
                 "must have the shapes and types that `init` returns, and each name must be a text"
             )
         if wrong := [key for key in numbers if key in used or key.startswith(PREFIXES)]:
-            raise errors.UserError(f"{label}: the log has another number called {wrong[0]}. Choose another name")
+            raise errors.UserError(f"{label}: {wrong[0]} is reserved for another number of the log. Rename yours")
         used |= numbers.keys()
     return chosen
 

@@ -75,7 +75,7 @@ class Checkpoints:
         self._pending: concurrent.futures.Future | None = None
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
-        """Copy the state to the host and write it in the background. Do nothing if this step is saved already.
+        """Copy the state to the host; write it and the metrics in the background. Skip a step that is saved already.
 
         Wait first for the previous save, so that memory never holds more than two copies of the state. Raises RunError
         if the previous save failed, or if this one cannot begin.

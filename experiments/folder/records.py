@@ -73,7 +73,7 @@ def read_rows(file: pathlib.Path, form: Any) -> Iterator[dict[str, Any]]:
             try:
                 yield _parse(text, form)
             except (ValueError, RecursionError) as error:
-                fault = f"{file}: line {number:,} is damaged: {disk.reason(error)}. Correct or delete it"
+                fault = f"{file}: line {number:,} is damaged: {disk.reason(error)}. Correct or delete this line"
                 errors.refuse((text.endswith(b"\n") or len(text) == disk.MOST_BYTES, fault))
 
 

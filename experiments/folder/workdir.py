@@ -116,11 +116,11 @@ def open_run(
 ) -> bool:
     """Create or reopen a run's folder, locked by the caller. Return True if its run has taken all steps of the config.
 
-    Every process must call this. devices: their number and kind; if not None, print `list_changes` since the previous
-    session. data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to resume from;
-    summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if settings
-    outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no checkpoint of the
-    step `resume`, and if processes have different configs, or no shared disk.
+    Every process must call this. devices: their number and kind; if not None, print the changes since the previous
+    session (`list_changes`). data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to
+    resume from; summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if
+    settings outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no
+    checkpoint of the step `resume`, and if processes have different configs, or no shared disk.
     """
     differ = "the processes have different configs. Start all with the same command, except for --process"
     errors.refuse((not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1), differ))
@@ -200,7 +200,10 @@ def suggest_newest(folder: pathlib.Path, flag: str) -> str:
 
 
 def is_finished(folder: pathlib.Path, steps: int) -> bool:
-    """Return True if the run has a result after `steps` steps. Raises UserError for more steps, or a damaged result."""
+    """Return True if the run has a result after `steps` steps.
+
+    Raises UserError if its result or newest checkpoint has more steps, and for a damaged summary.json.
+    """
     try:
         result = records.read_summary(folder).get("steps", 0)
     except errors.UserError as error:

@@ -203,7 +203,7 @@ def initialise(
 
     block_settings: fields of blocks.Spec that replace the model's: score_std, if runs of a study differ in it. Other
     arguments: those of `model`. Raises UserError for layers without parameters, and if score_std, output_std or mup
-    is set and would change no parameter of this model.
+    is set but misses matrices that it should scale (variants.check_scales).
     """
     embed_norm, final_norm = checks.OUTER_NORMS[m.outer_norm]
     options = sizes | {"final_norm": final_norm, "bias": m.bias, "tied_output": tied_output}

@@ -78,7 +78,7 @@ class _Calls:
 
 
 class NNX(_Calls):
-    """An nnx module as functions of its arrays by path."""
+    """A module of flax.nnx as functions: `init` returns its arrays {path: array}, and `call` calls it with these."""
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Return path -> value of the module's variables, and of the JAX arrays that are its attributes.
@@ -150,7 +150,7 @@ class NNX(_Calls):
 
 
 class Linen(_Calls):
-    """A linen module as functions of its arrays by path."""
+    """A module of flax.linen as functions: `init` returns its arrays {path: array}, and `call` calls it with these."""
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Return {path: array} of all collections, except those that only show values (SHOWN)."""
@@ -229,7 +229,7 @@ def check(
 
     label: the module's name in messages. shapes: its arrays by path. options: further arguments of its call. Raises
     UserError if a call does what a run cannot repeat: it changes other state than batch statistics, it changes state in
-    evaluation, its dropout or batch norm does not follow the training mode, or it sows a loss.
+    evaluation, its dropout or batch norm does not follow the training mode, or it sows a loss, which nothing reads.
     """
     arguments, called = (shapes, inputs, jax.eval_shape(jax.random.key, 0)), {}
 

@@ -245,8 +245,8 @@ def build(
     model, local = make(m, meshes.layout(mesh), inputs, outputs, **options)
     for axis in (axis for axis in meshes.BATCH if local and mesh.shape[axis] > 1):
         raise errors.UserError(
-            f"mesh.{axis} = {mesh.shape[axis]} must be 1: `{local[0]}` of model.flax = {m.flax} is not of Flax's "
-            "BatchNorm, so each device would have its own statistics"
+            f"mesh.{axis} = {mesh.shape[axis]} must be 1: the statistic `{local[0]}` of model.flax = {m.flax} is not "
+            "of Flax's BatchNorm, so each device would have its own statistics"
         )
     if model.layout.fsdp and not model.layout.letters:
         raise errors.UserError(

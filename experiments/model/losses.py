@@ -31,7 +31,8 @@ def choose_loss(settings: configs.Settings) -> Callable[[jax.Array, jax.Array, j
     """Return the function (logits, target, weight) -> {metric: (sum, count)} for train.loss and train.metrics.
 
     The metrics are "loss", "accuracy" and those of train.metrics. Raises UserError if a name is unknown, or if a loss
-    or metric of the user's fails or does not return (sum, count).
+    or metric of the user's fails or does not return (sum, count). The function raises UserError unless the logits have
+    the shape of `target` and a last axis of classes.
     """
     name, metrics = settings.train.loss, choose_metrics(settings.train.metrics)
     if name.partition(":")[0] in NUMBERED:
@@ -113,9 +114,10 @@ def choose_token_loss(
 ) -> Callable[..., Ratios]:
     """Return a function (params, x_BND, batch, layout) -> {metric: (sum, count)} of batches of target_BN and weight_BN.
 
-    The metrics are "loss", "accuracy" and those of train.metrics. The cross-entropy never stores the logits of all
-    tokens (loss.in_chunks), but any other loss, and train.metrics, receive them. sparse: True if few tokens have a
-    target. Raises UserError if train.loss or train.metrics needs all logits, and devices share the vocabulary.
+    x_BND: the tokens before the head. The metrics are "loss", "accuracy" and those of train.metrics. The cross-entropy
+    never stores the logits of all tokens (loss.in_chunks), but any other loss, and train.metrics, receive them. sparse:
+    True if few tokens have a target. Raises UserError if train.loss or train.metrics is invalid, or if one needs all
+    logits and devices share the vocabulary.
     """
     if settings.train.loss == CROSS_ENTROPY and not settings.train.metrics:
         loss_of_head = functools.partial(model.loss, sparse=sparse)

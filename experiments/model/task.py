@@ -63,7 +63,7 @@ def make_work(
 
 
 def predict_classes(work: runs.Work, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (class_B, probability_B): the most likely class of each of n held-out examples, and its probability."""
+    """Return (class_B, probability_B): the most likely class of the first n held-out examples, and its probability."""
 
     @jax.jit
     def predict(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:

@@ -162,8 +162,8 @@ def rehearse(m: configs.Settings, spec: transformer.Spec, sizes: dict[str, int],
     """Trace a block with abstract arrays, if it has variants of the user's, rotary positions, or values made of keys.
 
     Raises UserError if a variant of the user's fails, returns arrays of the wrong shape or other measures than it
-    declares, or if the features of keys do not suit the positions or the values. m: the section `model`. cross: True
-    for a block with cross-attention.
+    declares, or declares a measure that every run has; and if the features of keys do not suit the positions or the
+    values. m: the section `model`. cross: True for a block with cross-attention.
     """
     users = [f"model.{name} = {getattr(m, name)}" for name in (*MODULES, "weights") if is_users(m, name)]
     rotary = spec.block.attention.relative_position.is_rotary

@@ -26,7 +26,8 @@ FORM = "rank, rank:parts or rank:parts:alpha, such as 8, 8:score,value or 8:Uq_H
 def parse(text: str) -> tuple[int, tuple[str, ...], float]:
     """Return (rank, parts, alpha) of optim.lora, such as "8:score,value:16".
 
-    By default the parts are the blocks, and alpha is the rank. Raises UserError for a text of another form than FORM.
+    By default the parts are the blocks, and alpha is the rank. Raises UserError for a text of another form than FORM,
+    and for an alpha that is 0 or not finite.
     """
     match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
     rank, parts, alpha = match.groups() if match else ("", "", "")
@@ -41,7 +42,10 @@ def split_parts(init_fresh: str) -> tuple[str, ...]:
 
 
 def merge(params: dict, text: str) -> dict:
-    """Return the parameters with their adapters, if any, merged into the weights. text: the run's optim.lora."""
+    """Return the parameters with their adapters, if any, merged into the weights, and no longer as separate arrays.
+
+    text: the run's optim.lora, which has the factor alpha of the adapters (see `parse`).
+    """
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merge, alpha=parse(text)[2]))(params))

@@ -45,7 +45,10 @@ def name_heads(masked: str, classes: str, *, transform: str = "mlp", pooler: str
 
 
 def write(settings: families.Settings, family: families.Family) -> dict[str, Any]:
-    """Return {"architectures": [transformers' class]} if settings["aside"] has a next-sentence head; otherwise {}."""
+    """Return {"architectures": [name of transformers' class]} for config.json if there is a next-sentence head.
+
+    Otherwise return {}. The head's tensors are in settings["aside"], {name: array} of tensors that our models lack.
+    """
     if not any(key.startswith(NEXT_SENTENCE) for key in settings["aside"]):
         return {}
     suffix = "ForNextSentencePrediction" if settings["headless"] else "ForPreTraining"
@@ -61,7 +64,7 @@ def _find_output(family: families.Family) -> tuple[str, str]:
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
     """Return the tensors with today's names of norms: LayerNorm.weight and .bias, not .gamma and .beta.
 
-    If the output is not tied, its bias is the one next to its matrix (`_find_output`), which replaces the other one.
+    If the output matrix is not tied, a tensor "decoder.bias" next to it replaces the output's bias (`_find_output`).
     """
     bias, copy = _find_output(family)
     for old, name in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
@@ -72,7 +75,7 @@ def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.
 
 
 def restore(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
-    """Return the tensors, by published names; for an untied output, with the copy of its bias that files have."""
+    """Return the tensors, whose names are published ones; for an untied output, with a copy of its bias as in files."""
     bias, copy = _find_output(family)
     return arrays if settings["tied_output"] or bias not in arrays else {**arrays, copy: arrays[bias]}
 

@@ -42,7 +42,7 @@ LAYER += ("mlp/W1 b1", "mlp/W2 b2", "norm2/gain shift", "mlp/Wg bg")
 
 
 def name_sizes(**defaults: int) -> dict[str, tuple[str, int]]:
-    """Return Family.sizes, {letter: (field, default)}, for fields with the names that most families have (SIZES)."""
+    """Return Family.sizes, {letter: (field of config.json, default)}, with the field names of most families (SIZES)."""
     return {letter: (SIZES[letter], default) for letter, default in defaults.items()}
 
 
@@ -70,7 +70,7 @@ class Head(NamedTuple):
 class Family(NamedTuple):
     """A family of published models. The defaults fit a causal language model.
 
-    `arrays`, an argument of its functions, are a file's tensors by name without `prefix`. (Files may lack it too.)
+    `arrays`, an argument of its functions, are a file's tensors by name without `prefix`, which some files lack.
     """
 
     architecture: str  # the beginning of the names of transformers' classes
@@ -80,7 +80,7 @@ class Family(NamedTuple):
     epsilon: tuple[str, float] | None  # (field, default) of the number of model.norm
     # The tables of tensors. Entries for parameters that a model lacks, such as biases, are ignored (tensors.select).
     prefix: str
-    table: Mapping[str, str]  # without the head
+    table: Mapping[str, str]  # names of published tensors -> our paths, without the head
     heads: Mapping[str, Head]  # kind (trained.DOES) -> head
     # (config, settings of the tables) -> the settings, completed by fields that are not in the tables
     read: Callable[..., Settings] = lambda config, settings: settings

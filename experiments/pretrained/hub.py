@@ -85,7 +85,7 @@ def interpret(hf_config: families.HfConfig, arrays: tensors.Arrays, path: pathli
 
 
 def find_head(family: families.Family, hf_config: families.HfConfig, arrays: tensors.Arrays) -> tuple[str, bool]:
-    """Return the kind of head, and True if the file holds the weights "NAME.weight" of all "NAME.*" in its table.
+    """Return the kind of head, and True if the file holds "NAME.weight" for every "NAME.*" in the head's table.
 
     Heads for classes of texts and of tokens can have the same tensors: only the class in config.json tells them apart.
     If the file holds no head, return the family's first kind.
@@ -100,9 +100,9 @@ def find_head(family: families.Family, hf_config: families.HfConfig, arrays: ten
 def outline(
     name: str, kind: str, settings: families.Settings, path: pathlib.Path
 ) -> tuple[trained.Trained, list[tensors.Line]]:
-    """Return the model of these settings with abstract parameters, and the lines of its tensors.
+    """Return the model of these settings with abstract parameters, and a tensors.Line for each tensor.
 
-    name: the family. kind, path: fields of Trained.
+    name: the model_type of the family. kind, path: fields of Trained.
     """
     family = FAMILIES[name]
     facts = {key: value for key, value in settings.items() if key not in families.MODEL}
@@ -167,7 +167,7 @@ def describe(
         settings["query_bias"] = any(x.any() for path, x in flat.items() if path.endswith(("bq_HK", "bk_HK", "bv_HK")))
         config = families.write(family, model.kind, settings)
     except shapes.ShapeError as error:
-        raise errors.UserError(f"{label}, because its parameters have other shapes: {error}") from error
+        raise errors.UserError(f"{label}, because of the shapes of its parameters: {error}") from error
     except KeyError as error:
         lacking = f"config.json needs {error}, which the model's parameters and facts lack. Add it to model.facts."
         raise errors.UserError(f"{label}: {lacking}") from error
@@ -181,9 +181,9 @@ def describe(
 
 
 def list_lines(model: trained.Trained, name: str) -> list[tensors.Line]:
-    """Return the lines (tensors.Line) that map our parameters to the tensors of `write`, by their full names.
+    """Return a tensors.Line for each tensor that `write` makes of our parameters, with its full name in the file.
 
-    name: the model_type, as for `write`. Raises UserError if this family does not have such a model.
+    name: the model_type. Raises UserError if no family has this name, or if the family does not have such a model.
     """
     family, _, _, lines = describe(model, name)
     return [line._replace(theirs=add_prefix(family, line.theirs)) for line in lines]

@@ -24,8 +24,9 @@ NOT_READ = (safetensors.SafetensorError, TypeError, OverflowError)  # errors of 
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Return all arrays by name, of the file that `file_of` finds, or of all files that an index names.
+    """Return all arrays by name, of a safetensors file, or of all files that an index (.index.json) names.
 
+    path: the file, the index, or a folder with model.safetensors or with an index (see `file_of`).
     Raises UserError if a file is missing, damaged or outside the folder of the index, or lacks a tensor of the index.
     """
     path = file_of(path)
@@ -52,7 +53,10 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write the arrays atomically. An array may be anything that `np.asarray` accepts."""
+    """Write the arrays into a safetensors file, atomically. An array may be anything that `np.asarray` accepts.
+
+    Raises UserError if the file cannot be written.
+    """
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers requires this metadata
     with disk.writing(path := pathlib.Path(path)):

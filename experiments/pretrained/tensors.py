@@ -118,7 +118,7 @@ def _fold(path: str, flat: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 def table(lines: Iterable[Line], unread: Mapping[str, str]) -> str:
     """Return a text with a row for each published tensor: its name, and our paths or the reason why it is not read.
 
-    unread: name -> reason.
+    Tensors that differ only in the layer share a row, with * for its number. unread: name -> reason.
     """
     rows = {line.theirs.replace("{m}", "*"): ", ".join(line.ours) for line in lines} | dict(unread)
     width = max(map(len, rows))

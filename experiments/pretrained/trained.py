@@ -114,9 +114,10 @@ def build_network(model: "Trained", **options: Any) -> models.Model:
 def make_compute(model: "Trained", edit: Mapping[str, Callable] = {}) -> Callable[..., tuple[jax.Array, dict]]:
     """Return the compiled function (params, inputs, valid, n_B, edits, names, output) -> (output, activations).
 
-    output: "logits", or "features" as in Trained.look; then features and activations are float32. n_B, names: the
-    arguments `at` and `look` of Trained.run. edits: {name: edit} of edits that are pytrees (Partial), whose arrays
-    may change without a compilation. edit: {name: any other function}, compiled into the program.
+    output: "logits", or "features" as in Trained.look; then features and activations are float32. valid, n_B,
+    names: the arguments `valid`, `at` and `look` of Trained.run. edits: {name: edit} of edits that are pytrees
+    (Partial), whose arrays may change without a compilation. edit: {name: any other function}, compiled into the
+    program.
     """
 
     def compute(
@@ -371,7 +372,8 @@ class Trained:
         layer m (0 is the first). Edits of tfm.inside are arguments of one compiled program; for other functions the
         program is compiled at each call. look: the names of activations to return. `names()` lists all with their axes.
         at: compute only the logits_BW of this token, or of token at[b] of input b; -1 is the last column, which may be
-        padding. Raises UserError for unknown names, for a model without a head, and for `at` without such logits.
+        padding. Raises UserError for unknown names, for a model without a head, and for `at` outside the tokens or
+        without such logits.
         """
         check_kind(self, *BUILD)
         check_token(self, inputs, at)
@@ -446,7 +448,10 @@ class Trained:
 
     @functools.cached_property
     def image_format(self) -> dict[str, Any]:
-        """Return the format of the model's images, to which image files are converted (image_file.load_format)."""
+        """Return the format of the model's images, as image_file.load_format reads it from the model's folder.
+
+        image_file.read and image_file.prepare convert images to it. Raises UserError as load_format does.
+        """
         return image_file.load_format(self.path, self.facts, Z=self.facts["Z"], C=self.facts.get("C"))
 
     @property

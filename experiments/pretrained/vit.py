@@ -13,7 +13,10 @@ POSITIONS = "embeddings.position_embeddings"
 
 
 def read(config: families.HfConfig, settings: families.Settings) -> families.Settings:
-    """Return the settings completed by the sizes of patches and images (patch, image, Y, X), and by pooler_act."""
+    """Return the settings with pooler_act, patch, image = (Y, X), Y and X added: the sides of patches and images.
+
+    Raises UserError if patches are not square, or a side is not a valid size.
+    """
     (Y, X), (patch, width) = _read_sides(config, "image_size", 224), _read_sides(config, "patch_size", 16)
     families.require(patch == width, "patch_size", [patch, width], "square patches")
     pooler_act = str(config.get("pooler_act") or "tanh")

@@ -63,7 +63,7 @@ def adopt_architecture(settings: configs.Settings, folder: pathlib.Path | None) 
 
 
 def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str]) -> dict[str, Any]:
-    """Return {setting: value} that a config needs to use the model, without fresh positions.
+    """Return {setting: value} that a config needs to use the model, without settings of positions in `fresh`.
 
     text.head or image.head is included only if the head is kept: it is not fresh, and both or none of model and
     experiment classify.
@@ -78,9 +78,9 @@ def list_required(experiment: str, model: trained.Trained, fresh: Sequence[str])
 
 
 def add_parameters(settings: configs.Settings, work: runs.Work, *, resumed: bool) -> runs.Work:
-    """Print Work.lines, the lines about the data, and return the work with the initial parameters of init_from.
+    """Print Work.lines, the lines about the data, and return the work with parameters of the model at init_from.
 
-    A resumed run gets none from init_from.
+    A resumed run gets none from that model. Raises UserError if the model does not fit the settings (`load`).
     """
     for line in work.lines:
         log.say(line, "\n")

@@ -47,7 +47,7 @@ def interval(difference_XI: np.ndarray, m: float, extra: float = 0.0) -> tuple[n
 
 
 def p_value(difference_XI: np.ndarray, extra: float = 0.0) -> np.ndarray:
-    """Compute p_X, two-sided and uncorrected, of a mean of 0 along the last axis, by the t statistic of `interval`.
+    """Compute p_X, two-sided and uncorrected, of the hypothesis that the mean along the last axis is 0 (t test).
 
     extra: a variance that is added to the variance of the mean.
     """
@@ -86,9 +86,10 @@ def power(effect: float, n: int, m: float) -> float:
 
 
 def detectable(n: int, m: float) -> float:
-    """Compute the smallest true difference, in SDs of the paired difference, that n >= 3 seeds show with POWER.
+    """Compute the smallest true difference, in SDs of the paired difference, that n >= 3 seeds show.
 
-    They show it if the interval of their mean difference, at level 1 - 0.05/m, lies above 0.
+    They show it if, with the probability POWER, the interval of their mean difference at level 1 - 0.05/m lies above 0.
+    m: the number of intervals that hold together.
     """
     most = 3 * (stats.t.isf((1 - LEVEL) / m / 2, n - 1) + 1) / math.sqrt(n)
     return float(optimize.brentq(lambda effect: power(effect, n, m) - POWER, 0.0, most))

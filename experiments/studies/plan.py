@@ -69,7 +69,7 @@ def record(folder: pathlib.Path, study: studies.Study) -> None:
 
 
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
-    """Add to plan.jsonl that a verdict over these seeds was read, unless its last verdict is the same."""
+    """Add to plan.jsonl that a verdict over these seeds was read, unless its last one has the same seeds and looks."""
     _log(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
 
 

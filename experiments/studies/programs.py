@@ -74,9 +74,10 @@ class Ready(NamedTuple):
 
 
 def check(program: studies.Program, session: Session) -> Checked:
-    """Check the first run of every arm, and return the program with its sizes.
+    """Check the first run of every arm, and return the program with its steps, and a run's parameters and FLOPs.
 
-    Raises UserError, with the arm, if the run cannot be trained or does not measure the study's metric.
+    Raises UserError, which names the condition and the arm, if the run cannot be trained or does not measure the
+    study's metric.
     """
     for run in {run.arm: run for run in reversed(program.runs)}.values():
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):
@@ -121,7 +122,7 @@ def prepare_work(program: studies.Program, settings: configs.Settings, devices: 
 
 
 def prepare(job: Checked, devices: Mesh) -> Ready:
-    """Load the data of every seed of a program, and prepare its training."""
+    """Load the data of every seed of a program, which is several runs, and prepare their training together."""
     program = job.program
     first, settings = program.runs[0], {run.seed: run.settings for run in program.runs}
     works = {seed: prepare_work(program, settings[seed], devices) for seed in settings}

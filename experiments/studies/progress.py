@@ -22,7 +22,7 @@ class Progress(log.Line):
         self._start_seconds = 0.0  # of the last program: to load its data, compile it, and evaluate it at step 0
 
     def begin(self, job: Any) -> None:
-        """Show that this waiting program is being compiled."""
+        """Show that `job`, a waiting program (programs.Checked), is being compiled."""
         self._later = [later for later in self._later if later is not job]
         self._begun += 1
         self._job, self._step, self._loss, self._began = job, 0, "", time.perf_counter()
@@ -39,7 +39,10 @@ class Progress(log.Line):
         self._step = step
 
     def replace(self, job: Any, rest: Sequence[Any]) -> None:
-        """Replace the waiting program `job` by the programs `rest`, with its runs that no other process has trained."""
+        """Replace the waiting program `job` by programs of its remaining runs, `rest`.
+
+        Other processes have trained the other runs of `job`.
+        """
         self.is_shared = True
         self._later = [later for later in self._later if later is not job] + [*rest]
         self._count += len(rest) - 1

@@ -62,7 +62,10 @@ class Analysis(NamedTuple):
 
 
 def load_settings(folder: pathlib.Path) -> configs.Settings:
-    """Load the config of a study, without running its code. Raises UserError if there is no config.json of a study."""
+    """Load the config of a study, without running its code.
+
+    Raises UserError if the folder has no config.json of a study, or if the config is damaged or not valid.
+    """
     missing = f"{folder} has no config.json with a section study: choose the --workdir of a study"
     errors.refuse(("study.arms" not in records.read_settings(folder), missing))
     with disk.reading(folder / records.CONFIG, TypeError, AttributeError):
@@ -74,7 +77,7 @@ def load_settings(folder: pathlib.Path) -> configs.Settings:
 def combine(folders: Sequence[pathlib.Path]) -> configs.Settings:
     """Return the settings of the study whose parts are in these folders: all arms, conditions and seeds.
 
-    Raises UserError if the parts differ in anything that `list_facts` lists.
+    Raises UserError as `load_settings`, and if the parts differ in anything that `list_facts` lists.
     """
     settings = [load_settings(folder) for folder in folders]
     if len(settings) == 1:

@@ -59,7 +59,10 @@ def unfinished(every: list[studies.Program], folder: pathlib.Path) -> list[studi
 
 
 def is_finished(folder: pathlib.Path, run: studies.Run) -> bool:
-    """Return True if the run has its result. Raises UserError if it has already taken more steps than planned."""
+    """Return True if the run has its result. folder: of the study.
+
+    Raises UserError if the run has already taken more steps than planned, and for a damaged summary.json.
+    """
     return workdirs.is_finished(folder / run.name, run.settings.train.steps)
 
 

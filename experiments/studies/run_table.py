@@ -46,7 +46,7 @@ class Row(NamedTuple):
     use: str  # USED, DIVERGED, LEFT_OUT or MISSING
     state: str  # as written, like arm
     arm: str
-    is_percentage: bool
+    is_percentage: bool  # the metric's cell ends in %
 
 
 class Table(NamedTuple):
@@ -93,10 +93,11 @@ def simplify(name: str) -> str:
 
 @functools.cache  # 400,000 rows have one header
 def name_columns(names: tuple[str, ...], wide: bool) -> Mapping[str, str]:
-    """Return column -> the key of COLUMNS that it means, or its own name. Only the first column of steps is kept.
+    """Return column -> the key of COLUMNS that it means, or its own name.
 
-    wide: whether each arm is a column; then only a column named arm means the key "arm". Raises ValueError if two
-    columns mean the same.
+    Of several columns of steps, the result has only the one whose name comes first in COLUMNS. wide: whether each arm
+    is a column; then only a column named arm means the key "arm". Raises ValueError if two columns mean the same other
+    key.
     """
     columns = dict(zip(names, names, strict=True))
     for known, others in COLUMNS.items():
@@ -140,7 +141,8 @@ def choose_metric(columns: tuple[tuple[str, str], ...], metric: str, wide: bool)
 def read_rows(place: str, cells: Mapping[str, str], metric: str, better: str, wide: bool) -> list[Row]:
     """Return the cells of a line as a Row; of a wide table, a Row for each arm, whose name is that of a column.
 
-    cells: result of `name_columns` -> text. Raises ValueError if a cell is invalid.
+    cells: result of `name_columns` -> text. metric: the column of the metric; of a wide table, the name of its cells'
+    metric. better: "less" or "more". Raises ValueError if a cell is invalid.
     """
     if not wide:
         return [read_row(place, cells, metric, better)]
@@ -209,7 +211,10 @@ def select_runs(rows: Sequence[Row], metric: str) -> list[study_runs.Run]:
 
 
 def check_units(rows: Sequence[Row], runs: Sequence[study_runs.Run], metric: str) -> None:
-    """Raise UserError if some cells have a % sign, or some accuracies and errors are fractions, and others not."""
+    """Raise UserError if the column `metric` mixes cells with and without a % sign.
+
+    The values of an accuracy or error may not mix fractions and percentages either.
+    """
     signs = Counter(row.is_percentage for row in rows if row.run.summary[metric] is not None)
     values = [run.value(metric) for run in runs]
     small = max((x for x in values if x and 0 < x <= 1), default=math.inf)

@@ -77,7 +77,7 @@ class Run(NamedTuple):
 
     @property
     def curves(self) -> dict[str, dict[int, float]]:
-        """Name -> {step: value}, for the training loss and each evaluated metric."""
+        """Name -> {step: finite value}, for the training loss and each evaluated metric."""
         names = dict.fromkeys(key for row in self.rows for key in row if key == "train/loss" or key.startswith("eval/"))
         return {name: self.curve(name) for name in names}
 

@@ -105,7 +105,10 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
     counts = [loss_SR.shape[1] for loss_SR in losses]
 
     def fit_sides(indices: Sequence[np.ndarray]) -> list[Numbers]:
-        """Return (a_X, b_X, E_X) of arm and reference. indices: for each size, the seeds of X bootstraps (X, R)."""
+        """Return (a_X, b_X, E_X) of X laws, loss = E + a x^-b, for the arm and then for the reference.
+
+        indices: for each size, an array (X, R). Each row has the indices of R seeds, whose mean loss is fitted.
+        """
         loss_SXI = np.stack([loss_SR[:, i_XR].mean(-1) for loss_SR, i_XR in zip(losses, indices, strict=True)], -1)
         return [fit(x_I, loss_XI) for x_I, loss_XI in zip(x_SI, loss_SXI, strict=True)]
 
@@ -123,9 +126,10 @@ def _law(name: str, pairs: Sequence[tuple[Point, Point]], middle: float) -> Law:
 
 
 def fit(x_I: np.ndarray, loss_XI: np.ndarray) -> Numbers:
-    """Fit X laws, loss = E + a x^-b, to losses at I sizes, x_I = C / C_0. Return (a_X, b_X, E_X).
+    """Fit X laws, loss = E + a x^-b, to losses at I model sizes. Return (a_X, b_X, E_X).
 
-    E is not negative, and 0 for fewer than WITH_CONSTANT sizes.
+    x_I: C / C_0, the training FLOPs of each size relative to C_0 (Family.middle). E is not negative, and 0
+    for fewer than WITH_CONSTANT sizes.
     """
     slope_X, level_X = np.polyfit(np.log(x_I), np.log(loss_XI).T, 1)
     if len(x_I) < WITH_CONSTANT:

@@ -153,7 +153,7 @@ def describe_condition(condition: statistics.Condition) -> str:
 
 
 def describe_only_arm(condition: statistics.Condition) -> str:
-    """Return the mean and the SD of an arm that is compared with no other."""
+    """Return a sentence about the metric of the condition's only arm: mean and SD over seeds, or "no finished run"."""
     arm = condition.base
     spread = " ± ".join(format_number(x) for x in (arm.mean, arm.std) if x is not None) or "no finished run"
     return f"{condition.metric} of {quote(arm.name)}: {spread} (mean ± SD over {count_seeds([arm.n])})."

@@ -106,10 +106,10 @@ class Condition:
     """The results of one condition of a study, which are one table of the report."""
 
     name: str
-    changes: dict[str, Any]
+    changes: dict[str, Any]  # settings that the condition changes
     metric: str
     better: str  # "less" or "more"
-    threshold: float | None
+    threshold: float | None  # the metric's value that arms are timed to reach (Arm.threshold_step)
     evaluation_interval: int | None  # steps between evaluations
     family: str  # intervals hold together for all comparisons of the "study" or of the "condition"
     comparisons: int  # m of the family: all that were ever planned in this folder, also those with missing runs
@@ -391,9 +391,9 @@ def _is_constant(values: Sequence[float], better: str) -> bool:
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
     """Return the steps at which the seeds reached the threshold, and their mean difference, curves - reference.
 
-    The difference is over the seeds that both have; it and its interval are None if one of these did not reach the
-    threshold. m: the number of intervals that hold together, each at level 1 - 0.05/m. better:
-    "more" or "less", whichever is better in the metric.
+    The difference is over the seeds that both have, and its interval is that of `compare`. Both are None if one of
+    these seeds did not reach the threshold. m: the number of intervals that hold together, each at level 1 - 0.05/m.
+    better: "more" or "less", whichever is better in the metric.
     """
     cross = functools.partial(inference.crossing, threshold=threshold, better=better)
     steps, base = ({seed: cross(curve) for seed, curve in side.items()} for side in (curves, reference))

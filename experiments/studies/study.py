@@ -55,7 +55,7 @@ class Condition(NamedTuple):
     name: str
     changes: dict[str, Any]
     metric: str
-    threshold: float = 0.0  # 0: none
+    threshold: float = 0.0  # value of the metric that arms are timed to reach; 0: none
     margin: float = 0.0  # the largest difference that counts as equal; 0: equality is never claimed
 
 
@@ -101,7 +101,7 @@ class Program(NamedTuple):
 
     runs: list[Run]
     tuning: bool = False  # these are tuning runs, trained and evaluated on splits of the training data
-    spread: int = 1  # number of devices that share its rows
+    spread: int = 1  # number of devices that share the runs
 
     @property
     def rows(self) -> list[Run]:

@@ -44,7 +44,7 @@ class Tuned(NamedTuple):
     best: Point
     edges: list[str]  # numeric settings whose best value is the smallest or largest of the grid
     chosen: dict[str, Any]  # the settings of the best point, with an interpolated learning rate
-    variance: float | None  # of the arm's mean, by the choice: `estimate_variance`
+    variance: float | None  # of the arm's mean, from the choice of a point: `estimate_variance`
     kept: str = ""  # why the learning rate is not interpolated; "" also if the best one is an end of the grid
 
     def record(self) -> dict[str, Any]:
@@ -90,8 +90,9 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
-    """Return the choice of each arm whose tuning runs are finished: the point with the best mean (the first of equals).
+    """Return the choice of each arm in each condition whose tuning runs are finished.
 
+    It is the point with the best mean (the first of equals), with its learning rate interpolated (`interpolate`).
     Raises RunError if every point of an arm has a diverged seed.
     """
     tuned = []
@@ -157,6 +158,7 @@ def _read_curve(line: Sequence[Point], values: dict[str, Any]) -> float:
 def pool_variances(tuned: Sequence[Tuned]) -> dict[str, float | None]:
     """Return condition -> the mean of `estimate_variance` over its tuned arms; None for one tuning seed.
 
+    An arm with one point is not tuned. A condition without a tuned arm is left out.
     A single arm's estimate from three seeds varies too much. With the mean, less than 5 % of the studies of
     equal arms in docs/false_verdicts.py find a difference.
     """
@@ -176,8 +178,8 @@ def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[di
     settings at their best; at an end of the grid, through the three values there. In the middles m_1 and m_2 of the two
     intervals of x, a parabola has the slopes s_1 and s_2 of its chords, so the vertex is at
     x = (m_1 s_2 - m_2 s_1) / (s_2 - s_1). It is at most half an interval from the best value, which is kept if the
-    vertex is outside the grid or the worst point of the parabola, or with fewer than three rates. sign: 1 if less is
-    better, else -1. The rate has three significant digits.
+    vertex is outside the grid or the worst point of the parabola, with a rate of 0, or with fewer than three rates.
+    sign: 1 if less is better, else -1. The rate has three significant digits.
     """
     line = sorted(_line(points, best, RATE), key=lambda point: point.values[RATE]) if RATE in best.values else [best]
     first = min(max(line.index(best) - 1, 0), len(line) - 3)
@@ -222,7 +224,7 @@ def format_values(values: dict[str, Any]) -> str:
 
 
 def table(tuned: Sequence[Tuned]) -> tables.Table | None:
-    """Return the table of choices; None if nothing was tuned."""
+    """Return the table of the settings that each arm tried and chose; None if nothing was tuned."""
     rows = []
     for choice in tuned:
         means = ("diverged" if point.mean is None else sentences.format_number(point.mean) for point in choice.points)

@@ -61,9 +61,10 @@ def run(
 
 
 def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> Sequence[str]:
-    """Return the labels if all are classes of the model or "", else []; [] also for a regression and classes of tokens.
+    """Return the labels, or [] if all are "", or if one is neither "" nor a class of the model.
 
-    Raises UserError if --field = "text,label" names the column of labels, and one is not a class of the model.
+    Return [] also for a regression and for classes of tokens. For other models, raise UserError if --field =
+    "text,label" names the column of labels, and one is not a class of the model.
     """
     unknown = sorted({*labels} - {"", *model.classes})
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:

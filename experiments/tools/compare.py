@@ -70,7 +70,8 @@ def run(
 ) -> pathlib.Path:
     """Print tables of the settings and results of the runs, draw their curves into a new file, and return its path.
 
-    output: the file, or the folder for compare.png. Raises UserError if the file exists, or as `write` does.
+    output: the file, or the folder for compare.png. Raises UserError if the file exists, for a path without a run, a
+    study, fewer than two runs, or a metric without a finite value.
     """
     file = pathlib.Path(output)
     file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"
@@ -80,7 +81,7 @@ def run(
 def write(runs: Sequence[commands.Path], metric: str, file: pathlib.Path) -> pathlib.Path:
     """Print the tables, draw the figure, and return its path.
 
-    Raises UserError for a study, for fewer than two runs, and for a metric without a finite value.
+    Raises UserError for a study, for fewer than two runs, and for a metric without a finite value in any run.
     """
     paths = list(dict.fromkeys(map(os.fspath, runs)))
     errors.refuse((len(paths) < 2, "name at least two runs: python -m experiments.tools.compare runs/a runs/b"))
@@ -123,7 +124,8 @@ def load(path: str, label: str) -> Run:
 def read_csv(file: pathlib.Path) -> list[dict[str, Any]]:
     """Return the numbers in a CSV file as rows like those of metrics.jsonl, without texts and empty cells.
 
-    Raises UserError if a step is missing or not a number.
+    The column of steps has one of the names STEPS, in any case; it becomes "step". Raises UserError if a step is
+    missing or not a number.
     """
     rows: list[dict[str, Any]] = []
     with disk.reading(file):

@@ -112,7 +112,10 @@ def fit_slopes(measured: dict[int, dict[str, np.ndarray]]) -> dict[str, dict[str
 
 
 def tabulate(measured: dict[int, dict], slopes: dict[str, dict], letter: str) -> tables.Table:
-    """Return a row for each stage: the change at each size, and both slopes. letter: D or M."""
+    """Return a row for each stage: its mean |x - x_0| after the last step at each size, and its slopes (`fit_slopes`).
+
+    measured: {size of the model: result of `measure`}. letter: D or M, the size that differs.
+    """
     head, rows = ["stage", *(f"change, {letter} = {size}" for size in measured), "change slope", "size slope"], []
     for stage, slope in slopes.items():
         changes = [f"{measures[stage][1, -1]:.4g}" for measures in measured.values()]

@@ -42,7 +42,11 @@ def run(
     device: str = "any",
     workdir: commands.Path = "",
 ) -> dict[str, float]:
-    """Print and return how well the model predicts the text `file`: {"nats_per_token": ..., "accuracy": ..., ...}."""
+    """Print and return how well the model predicts the text `file`: {"nats_per_token": ..., "accuracy": ..., ...}.
+
+    stride: tokens from the start of a window to the next start; 0: the windows do not overlap. output: a CSV file with
+    the measures of each document. Raises UserError if `file` has fewer than 2 tokens.
+    """
     configs.at_least(0, {"stride": stride})
     commands.require("--file=test.txt", file)
     files = commands.check_files(workdir, "evaluation.txt", output)
@@ -89,7 +93,8 @@ def measure_document(
 ) -> list[float]:
     """Return the number of predicted tokens of a document, and its measures `names`; [0] if no token is predicted.
 
-    sum_measures: `sum_windows` with its measure_batch. Windows are padded, so that few shapes are compiled.
+    names: keys of the result of perplexity.measure, such as "nats_per_token", a mean. sum_measures: `sum_windows` with
+    its measure_batch. Windows are padded, so that few shapes are compiled.
     """
     token_T = tokenizer.join([content])
     if len(token_T) < 2:

@@ -71,7 +71,8 @@ def run(
 def token_ids(model: trained.Trained) -> dict[str, int | list[int] | None]:
     """Return {"bos_token_id", "eos_token_id", "pad_token_id": ids}, the ids that begin, end and pad a text.
 
-    They come from a published model's files, or else from the tokenizer; {} without both. None: an id that it lacks.
+    They come from a published model's files, of which some may be missing, or else from the tokenizer, with None for an
+    id that it lacks. Without both, the result is {}.
     """
     ids = model.facts.get("ids", {})
     if model.kind not in TOKEN_IDS or TOKEN_IDS[model.kind] in ids or not pretrained_tokenizer.find(model.path):

@@ -39,7 +39,7 @@ def run(
 ) -> str:
     """Print and return each text filled in, with a line of likely tokens for each mask.
 
-    With `output`, write the filled texts and the most likely tokens into this CSV file instead.
+    With `output`, write the filled texts and the most likely tokens into this CSV file, and return a summary.
     """
     errors.refuse((prompt and str(file), f"--prompt and --file = {file} are both set. Give only one."))
     files = commands.check_files(workdir, "filled.txt", output)

@@ -140,7 +140,7 @@ def measure_images(model: trained.Trained, source: str) -> tuple[Columns, str]:
 
 
 def check_probabilities(model: trained.Trained) -> None:
-    """Raise UserError for a classifier with several classes for an input, and for a regression."""
+    """Raise UserError for a multi-label classifier, and for a regression."""
     is_classifier = model.kind in ("classes", "image")
     several = model.facts.get("problem_type") == "multi_label_classification"
     rule = "This command needs a model that chooses one of several classes"

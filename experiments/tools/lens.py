@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
     token_MNR: np.ndarray  # the R most likely tokens
     p_MNR: np.ndarray  # their probabilities
-    rank_MN: np.ndarray  # of the right token, from 1
+    rank_MN: np.ndarray  # of the right token (`find_right`), from 1
     right_MN: np.ndarray  # the probability of the right token
 
 
@@ -96,7 +96,8 @@ def find_right(model: trained.Trained, id_N: np.ndarray) -> np.ndarray:
 def read(run: inside.Run, right_N: np.ndarray, *, jacobian: bool) -> Reading:
     """Return what a lens reads in one text: the Jacobian lens if `jacobian`, otherwise the logit lens.
 
-    run: run(look=...) -> (logits, activations) of this text (inside.Run). right_N: result of `find_right`.
+    run: run(look=...) -> (logits, activations) of this text (inside.Run). right_N: the right id at each
+    position (`find_right`). Where it is UNKNOWN, ignore rank_MN and right_MN of the result.
     """
     lens = inside.jacobian_lens if jacobian else inside.logit_lens
     logits_MBNW = lens(run, run(look=("hidden",))[1]["hidden"])

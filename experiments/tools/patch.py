@@ -77,7 +77,7 @@ def run(
     """
     texts = dict(zip(FIELDS, (clean, corrupted, answer, other), strict=True))
     given = [f"--{name}" for name, text in texts.items() if text]
-    errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are both set. Give only one."))
+    errors.refuse((given and str(file), f"{', '.join(given)} and --file = {file} are set. Give a file or four texts."))
     files = commands.check_files(workdir, "patch.txt", output, figure)
     model = commands.load(checkpoint, trust, device, "causal", "synthetic")
     pairs = read_pairs(model, read_rows(pathlib.Path(file)) if str(file) else [("--", texts)])
@@ -106,8 +106,8 @@ def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
 def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str, np.ndarray]:
     """Return {"clean", "corrupted": ids (P, N), "answer", "other": ids (P,)} of P rows. rows: result of `read_rows`.
 
-    Raises UserError if a text is missing or invalid, if "answer" or "other" is not a single token, or if clean and
-    corrupted texts have different numbers of tokens.
+    Raises UserError if a text is missing or invalid, if "answer" or "other" is not a single token, or if any two of
+    the clean and corrupted texts, also of different rows, have different numbers of tokens.
     """
     pairs: list[tuple] = []
     for place, row in rows:
@@ -142,8 +142,9 @@ def read_token(model: trained.Trained, text: str, name: str) -> int:
 def compute(model: trained.Trained, pairs: dict[str, np.ndarray]) -> tuple[list[Grid], tuple[float, float]]:
     """Return a grid (layers, positions), a grid (layers, heads), and the mean logit differences (corrupted, clean).
 
-    A cell is the share of the difference between the two means that is restored if the corrupted texts
-    get this activation of the clean ones. Raises UserError if the means are equal.
+    pairs: result of `read_pairs`. A logit difference is the logit of "answer" minus that of "other". A cell is the
+    share of the difference between the two means that is restored if the corrupted texts get this activation of the
+    clean ones. Raises UserError if the means are equal.
     """
     clean_PN, corrupted_PN, answer_P, other_P = pairs.values()
     index_P = np.arange(len(clean_PN))
@@ -168,7 +169,10 @@ def compute(model: trained.Trained, pairs: dict[str, np.ndarray]) -> tuple[list[
 
 
 def describe(pairs: dict[str, np.ndarray], corrupted: float, clean: float) -> str:
-    """Return a line with the logit differences between which the shares are measured."""
+    """Return a line with the mean logit differences at which the restored share is 0 (corrupted texts) and 1 (clean).
+
+    pairs: result of `read_pairs`.
+    """
     n, N = pairs["clean"].shape
     text = f"{n:,} pair{'s' * (n > 1)} of {N} tokens. Logit difference answer - other: clean {clean:.3f}, corrupted "
     weak = ". The clean text does not favour the answer more than the corrupted one, so the shares mean nothing"
@@ -176,7 +180,10 @@ def describe(pairs: dict[str, np.ndarray], corrupted: float, clean: float) -> st
 
 
 def list_places(grids: list[Grid]) -> list[list]:
-    """Return a row with the fields COLUMNS for each place (a layer and an index) of each grid."""
+    """Return a row for each layer and index of each grid: [activation, layer, index, label, value, share].
+
+    Layers and indices count from 1. value: the logit difference. share: the restored share (see Grid).
+    """
     rows = []
     for name, labels, value_MI, share_MI in grids:
         for (m, i), value in np.ndenumerate(value_MI):

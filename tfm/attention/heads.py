@@ -38,7 +38,7 @@ class Memory(NamedTuple):
     """The encoder's tokens (None if call.cache has their keys and values), and the mask of the valid tokens."""
 
     x_BSD: jax.Array | None
-    mask: masks.Mask | None
+    mask: masks.Mask | None  # None: all tokens are valid
 
 
 class Call(NamedTuple):
@@ -52,12 +52,12 @@ class Call(NamedTuple):
     memory: Memory | None = None
     cache: dict[str, KVCache] | None = None  # this layer's keys and values of earlier tokens, "self" and "cross"
     keep: bool = False  # return keys and values as aux["cache"]
-    look: tuple[str, ...] = ()  # activations to return in aux["look"] (block.Order)
-    edit: dict[str, Edit] | tuple[()] = ()  # (activation, m) -> its replacement, by name; () can be hashed
+    look: tuple[str, ...] = ()  # names of activations to return in aux["look"] (block.Order)
+    edit: dict[str, Edit] | tuple[()] = ()  # name -> function (activation, m) -> its replacement; () can be hashed
     m: jax.Array | int = 0  # number of this layer, 0 ... M-1
 
     def visit(self, look: dict, name: str, x: jax.Array) -> jax.Array:
-        """Return the activation, or its replacement if `edit` has its name, and store the result in `look`.
+        """Return x, or its replacement edit[name](x, m) if `edit` has the name, and store the result in `look`.
 
         Raises ValueError if the replacement has another shape.
         """
@@ -168,7 +168,7 @@ def choose_attend(spec: Spec, call: Call, name: str, *, axis: str | None = None)
 
 
 def join_cache(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
-    """Return keys and values as a cache; if they are the same array, the cache has it once."""
+    """Return the cache {"k_BHSK": keys, "v_BHSV": values}, without "v_BHSV" if both are the same array."""
     return {"k_BHSK": k_BHSK} if v_BHSV is k_BHSK else {"k_BHSK": k_BHSK, "v_BHSV": v_BHSV}
 
 
@@ -180,8 +180,8 @@ def split_cache(cache: KVCache) -> tuple[jax.Array, jax.Array]:
 def logit_bias(params: dict, x_BND: jax.Array, spec: Spec, call: Call) -> masks.Bias | None:
     """Return the bias of the logits as a function of positions (mask.Bias), or None.
 
-    The bias is the sum of the bias of relative positions and, if the score has attend_to_self = False, of self_bias. If
-    heads are sharded over devices, it has the heads of this device.
+    The bias is the sum of the bias of relative positions and, if the score has attend_to_self = False, of a bias
+    against s = n (relative_position.self_bias). If heads are sharded over devices, it has the heads of this device.
     """
     bias, table, layout = None, params["relative_position"], call.layout
     if spec.relative_position.bias is not None:

@@ -27,7 +27,7 @@ class Implementation(NamedTuple):
     attention around a ring of devices.
     """
 
-    attend: Callable[..., tuple[jax.Array, jax.Array | None]]
+    attend: Callable[..., tuple[jax.Array, jax.Array | None]]  # -> y_BHNV, and the weights A_BHNS or None
     name: str
     reason: str = ""
 

@@ -18,7 +18,7 @@ def _dot(q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
 
 
 def logits(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return c = q . k, soft-capped, and the logits: c + bias, or -inf if the key is not allowed."""
+    """Return c_BHNS = q . k, soft-capped, and the logits: c + bias, or -inf if the key is not `allowed` (None: all)."""
     bias, c_BHNS = rules.logit_bias(query, key), explicit.soft_cap(_dot(query["q"], key["k"]), rules.cap)
     l_BHNS = c_BHNS if bias is None else c_BHNS + bias.astype(c_BHNS.dtype)
     if allowed is None:
@@ -83,7 +83,8 @@ def prepare_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHN
 def block_backward(rules, query, key, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
     """Return dk, dv and dq plus the gradients from one block of weights, and the gradient of this block of the bias.
 
-    query: the dict of `prepare_gradient`. dbias: an array like this block of the bias; None: return no gradient of it.
+    query: the dict of `prepare_gradient`. key: the dict of a block with k and v. allowed: as in `block_forward`. dbias:
+    an array like this block of the bias; None: return None as its gradient.
     The weights A = exp(l - lse) are recomputed. dl = A (dA - sum_s A dA), and sum_s A dA = y . dy. The derivative
     of a capped product c is 1 - (c / cap)^2. A^T x is computed as (x^T A)^T from transposed queries and gradients,
     which takes a fifth of the time on a CPU (512 x 512, K = 32).

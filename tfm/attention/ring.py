@@ -15,7 +15,7 @@ Tree = Any
 
 
 def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
-    """Return the positions of N queries and S keys. If `axis` is set, both are n.
+    """Return the positions of N queries and S keys: n for both if the mesh axis `axis` shards the sequences.
 
     If `axis` is None, queries have the positions n (None: the last N of S), and keys 0 ... S - 1.
     Raises ValueError if `axis` is set and n is not (N,) or N is not S.

@@ -18,7 +18,10 @@ EPS = 1e-12  # added to a squared length, so that a zero vector has zero gradien
 
 
 class Value(NamedTuple):
-    """`init(key, *, H, K, D, M, bias) -> params`, and the `apply` and `out_proj` of the module's docstring.
+    """The functions of a value: `init(key, *, H, K, D, M, bias) -> params`, `apply`, `out_proj` and `post_process`.
+
+    apply(params, x_BSD) -> v_BHSV computes the vectors to average. out_proj(params, y_BHNV, *, layout) -> y_BND maps
+    the averages back to tokens.
 
     post_process(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV changes the averages before out_proj; None: no change. x: the
     tokens that attend. v: their own values in self-attention, None in cross-attention.
@@ -26,7 +29,7 @@ class Value(NamedTuple):
     supports_gqa: True if `init` also takes G, the number of heads of values (groups.py).
     takes_layout: True if out_proj sums over the devices that each hold some heads (layout.py).
     output: the names of the last matrices, whose initial values model.output_std scales.
-    measures: as in variant.py, returned by `apply`.
+    measures: {name: weight in the loss} of the measures that `apply` also returns (variant.py).
     """
 
     init: Callable[..., dict]

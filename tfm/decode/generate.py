@@ -93,7 +93,8 @@ def read_prompts(
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
     """Return w_B(N+steps), the prompts followed by id 0; length_B; and the logits_BW and cache that `start` returns.
 
-    Raises ValueError if steps is negative, length_B is not (B,), or a length known during tracing is not in 1 ... N.
+    Raises ValueError if steps is negative, length_B is not (B,), or a length is not in 1 ... N. Lengths that JAX traces
+    are not checked.
     """
     B, N = prompt_BN.shape
     if steps < 0:
@@ -113,7 +114,7 @@ def read_prompts(
 
 
 def extend(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **options: float) -> State:
-    """Return the state after appending up to `steps` tokens to every unfinished text, none beyond limit_B tokens.
+    """Return the state after appending up to `steps` tokens to each unfinished text, none beyond state.limit_B.
 
     Several calls give the same texts as one call with the sum of their steps. step: (cache, w_B, n_B) -> (logits_BW,
     cache). stop: ids that complete a text. options: arguments of sampling.filter_logits.
@@ -146,7 +147,7 @@ def _append(state: State, logits_BW: jax.Array, *, stop: Stop, **options: float)
 
 
 def is_stop(w: jax.Array, stop: Stop) -> jax.Array:
-    """Return whether each token is one of `stop`, which end a text."""
+    """Return whether each token is one of `stop`, which end a text; False for all if `stop` is None."""
     return jnp.isin(w, jnp.asarray(() if stop is None else stop, w.dtype))
 
 
