@@ -54,7 +54,10 @@ def load(checkpoint: Path, trust: tuple[str, ...], device: str | None, *kinds: s
 
 
 def output(folder: Path, name: str) -> pathlib.Path | None:
-    """Return the path of a new file in `folder`; None for "". Raises UserError if it exists or cannot be written."""
+    """Return the path of the new file `name` in `folder`, or None if `folder` is "".
+
+    Raises UserError if the file exists or cannot be written.
+    """
     return disk.check_new(pathlib.Path(folder, name), "--workdir", is_file=True) if str(folder) else None
 
 

@@ -111,18 +111,18 @@ def prepare(
 ) -> runs.Work:
     """Prepare the text, the model, its loss, and the figures. An experiment of the user's may exchange the parts.
 
-      * read(t, specials) -> corpora.Corpus: the text and its tokenizer. t: the section `text`. specials: the special
-    tokens that the objective needs, such as [MASK].
-      * windows(t, corpus): the function that cuts ids into examples with w_BN, target_BN and weight_BN.
-      * head: the head of the model, with further parameters, such as a matrix for the token after the next. Its `apply`
-        returns next-token logits.
-      * change(model) -> model: models.map_params quantises its weights, for example.
-      * loss(settings, model): the function (params, x_BND, batch, layout) -> {"loss": (sum, count), "accuracy":
-        ...} of the tokens x_BND before the head. Its "loss" is that of the next token, from which bits per byte follow;
-        Task.weights adds other losses.
+    * read(t, specials) -> corpora.Corpus: the text and its tokenizer. t: the section `text`. specials: the special
+      tokens that the objective needs, such as [MASK].
+    * windows(t, corpus): the function that cuts ids into examples with w_BN, target_BN and weight_BN.
+    * head: the head of the model, with further parameters, such as a matrix for the token after the next. Its `apply`
+      returns next-token logits.
+    * change(model) -> model: models.map_params quantises its weights, for example.
+    * loss(settings, model): the function (params, x_BND, batch, layout) -> {"loss": (sum, count), "accuracy": ...} of
+      the tokens x_BND before the head. Its "loss" is that of the next token, from which bits per byte follow;
+      Task.weights adds other losses.
 
-      The baseline, the sample and the figures use these parts too. So do the tools if Work.kind names the built-in
-      experiment whose inputs and outputs the model has.
+    The baseline, the sample and the figures use these parts too. So do the tools if Work.kind names the built-in
+    experiment whose inputs and outputs the model has.
     """
     t, m = settings.text, settings.model
     check_documents(settings, mesh)

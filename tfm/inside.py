@@ -101,7 +101,7 @@ def patch(measure: Measure, name: str, x_M: jax.Array, *, batch: int = 64) -> ja
 
 
 def attribute(measure: Measure, name: str, x_M: jax.Array, other_M: jax.Array) -> jax.Array:
-    """Return the linear approximation of `patch` for all places at once: sum_d (x_M - other_M)_d dmeasure/dx_d.
+    """Return what `patch` adds to `measure`, to first order, at each place: sum_d (x_M - other_M)_d dmeasure/dx_d.
 
     other_M: the activations of the run that `measure` makes without edits, where the gradient is taken; x_M: those that
     would replace them. The sum is over the last axis: the result is (M, B, N) for tokens, (M, B, H, N) for heads.

@@ -98,7 +98,7 @@ def top5(logits: jax.Array, target: jax.Array, weight: jax.Array) -> Ratio:
 def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: jax.Array) -> Ratio:
     """Return the weighted sum of (v - v')^2 over the pixels of patches, and the weighted number of pixels (E26).
 
-    Patches of weight 0 may hold any finite numbers.
+    Patches of weight 0 do not count, even if they hold NaN.
     """
     weight_BN1 = linear.to_float32(weight_BN)[..., None]
     difference_BNP = linear.to_float32(prediction_BNP) - linear.to_float32(target_BNP)

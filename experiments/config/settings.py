@@ -38,7 +38,7 @@ PARSERS = {str: str, bool: lambda text: BOOLEANS[text.lower()], int: int, float:
 
 
 def flat(values: Mapping[str, Any] | ml_collections.ConfigDict) -> dict[str, Any]:
-    """Return {"a": {"b": 1}} as {"a.b": 1}, with derived values (K = D // H), and lists in place of tuples.
+    """Return {"a": {"b": 1}} as {"a.b": 1}, with a ConfigDict's derived values (K = D // H), and lists for tuples.
 
     Raises UserError if model.H is 0, or if a section or list contains itself.
     """

@@ -235,9 +235,9 @@ def prepare(images: Any, form: Mapping[str, Any]) -> np.ndarray:
     """Return raw images as image_BYXZ (float32), processed and normalised as `form` says.
 
     images: an array with the axes YX, YXZ, BYX (grey) or BYXZ, a Pillow image, or a list of these. uint8 arrays have
-    any size and values from 0 (black) to 255 (white), and are processed like a file. Arrays of other types, and uint8
-    arrays within `values` of the form (such as 0 to 16), must have the model's size and scale. Raises UserError for
-    other shapes and numbers, and for numbers that fit several scales.
+    any size and values from 0 (black) to 255 (white), and are processed like a file. Arrays of other types must have
+    the model's size and scale; so must uint8 arrays within `values` of the form, if these end below 255 (0 to 16).
+    Raises UserError for other shapes and numbers, and for numbers that fit several scales.
     """
     from PIL import Image
 

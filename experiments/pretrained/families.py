@@ -179,7 +179,7 @@ def read_labels(config: HfConfig, rows: int | None, path: Any) -> list[str]:
     """Return a class name for each row of the classification head: from id2label in config.json, else LABEL_i.
 
     rows: their number; None if the file has no head: then the number of names in id2label, else num_labels. Print a
-    warning with the folder `path` if id2label does not name exactly these rows.
+    warning with the folder `path` if there is an id2label and it does not name exactly these rows.
     """
     names = config.get("id2label") or {}
     rows = rows or len(names) or size(config, "num_labels", 2)

@@ -76,8 +76,8 @@ class Ready(NamedTuple):
 def check(program: studies.Program, session: Session) -> Checked:
     """Check the first run of every arm, and return the program with its steps, and a run's parameters and FLOPs.
 
-    Raises UserError, which names the condition and the arm, if the run cannot be trained or does not measure the
-    study's metric.
+    The FLOPs are those of the forward pass for one batch. Raises UserError, which names the condition and the arm, if
+    the run cannot be trained or does not measure the study's metric.
     """
     for run in {run.arm: run for run in reversed(program.runs)}.values():
         with studies.naming(f"condition {run.condition}, arm {run.arm}"):

@@ -325,7 +325,10 @@ def describe_rates(study: studies.Study, config: Mapping[str, Any]) -> str:
 
 
 def describe_reporting(conditions: Sequence[statistics.Condition], rates: str) -> list[str]:
-    """Return sentences on what to write about the study in a paper. rates: `describe_rates`, or ''."""
+    """Return sentences on what to write about the study in a paper.
+
+    rates: how the arms were tuned, or their learning rates (from `describe_rates`); '' if unknown.
+    """
     first, intervals = conditions[0], [x.difference.interval for entry in conditions for x in entry.compared]
     data = "Name the commit, the data and the seeds (What was run), and publish the table of all runs."
     if not first.compared:

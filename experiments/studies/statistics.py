@@ -78,7 +78,11 @@ class ThresholdStep:
 
 @dataclass(frozen=True)
 class Arm:
-    """Measurements of an arm in one condition. Diverged runs are listed and excluded from all numbers."""
+    """Measurements of an arm in one condition.
+
+    Diverged runs are listed, and excluded from means and SDs. They count in the verdict of `difference`, and in
+    `threshold_step` as runs that did not reach the threshold.
+    """
 
     name: str
     changes: dict[str, Any]

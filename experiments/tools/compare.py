@@ -70,8 +70,9 @@ def run(
 ) -> pathlib.Path:
     """Print tables of the settings and results of the runs, draw their curves into a new file, and return its path.
 
-    output: the file, or the folder for compare.png. Raises UserError if the file exists, for a path without a run, a
-    study, fewer than two runs, or a metric without a finite value.
+    runs: folders of runs, or CSV files of other programs. output: the file, or the folder for compare.png. Raises
+    UserError if the file exists, for a path that is no run or CSV file, a study, fewer than two runs, or a metric
+    without a finite value in any run.
     """
     file = pathlib.Path(output)
     file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"

@@ -35,6 +35,7 @@ def run(
     """Write a trained model into the new folder `workdir`. Return the paths of the files.
 
     family: the published family whose format is written, such as gpt2, or npz for the parameters as plain arrays.
+    Raises UserError without a family or workdir, and for a model that the family cannot express.
     """
     by_name.choose("family", family, {name: name for name in (*hub.FAMILIES, NPZ)})
     commands.require("--workdir=FOLDER", workdir)

@@ -33,7 +33,7 @@ def run(
     measure = probe.symmetry_layers(model.fields)
     if measure is None or not {"blocks", "encoder"} & model.params.keys():
         problem = f"model.score = {model.fields.score} of {model.path} has no matrix U_q^T U_k"
-        raise errors.UserError(f"{problem}. Choose another model, for example one with the score tied.")
+        raise errors.UserError(f"{problem}. Choose a model whose score has one, such as asymmetric or tied.")
     return commands.report(tables.align(tabulate(jax.device_get(jax.jit(measure)(model.params)))), file)
 
 

@@ -96,7 +96,7 @@ def _round(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """Return q and k of l_{n,s} = u_n . P u_s, with u = U x + b and a learned P: not symmetric (Courtois et al. 2024).
 
-    D K + K^2 parameters per head.
+    D K + K^2 parameters per head, without b.
     """
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
     return q_BHNK, jnp.matmul(u_BHSK, params["P_HKK"].swapaxes(-1, -2))
@@ -105,7 +105,7 @@ def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 def pairwise_sym(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """Return q and k of l_{n,s} = u_n . (P + P^T)/2 u_s, with u = U x + b: symmetric (Courtois et al. 2024).
 
-    D K + K^2 parameters per head. Unlike the form of `tied`, this one may be indefinite.
+    D K + K^2 parameters per head, without b. Unlike the form of `tied`, this one may be indefinite.
     """
     return pairwise(symmetric(params), x_BND, x_BSD)
 

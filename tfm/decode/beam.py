@@ -101,7 +101,7 @@ def _extend(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, al
     ends_W = generate.is_stop(jnp.arange(W), stop)
 
     def top(log_p_BQW: jax.Array) -> tuple[jax.Array, ...]:
-        """Return the Q likeliest extensions, best first: log p, index of the hypothesis, new token, all tokens."""
+        """Return the Q likeliest extensions, best first: log p, index of the hypothesis, new token, extended w_BQN."""
         log_p_BQ, choice_BQ = jax.lax.top_k(log_p_BQW.reshape(B, Q * W), Q)
         parent_BQ, w_BQ = choice_BQ // W, choice_BQ % W
         parent_BQN = jnp.take_along_axis(state.live_BQN, parent_BQ[..., None], axis=1)
