@@ -20,7 +20,7 @@ from tfm.attention import mask as masks
 def config() -> dict[str, dict]:
     """Return the setting synthetic.task and its default.
 
-    Tasks with the same number of tokens compile to the same program.
+    Tasks with the same N, W and mask (causal or not) compile to the same training step.
     """
     return {
         "synthetic": {

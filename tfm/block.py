@@ -24,7 +24,7 @@ class Order(NamedTuple):
     statistics of norms with running averages, in training. "measures": the sums of the measures of all stages. "look":
     {name: activation} for the names in call.look:
 
-    * q, k, v: queries, keys and values of the heads (B, H, N, K); keys and values may have fewer heads
+    * q, k: queries and keys of the heads (B, H, N, K); v: their values (B, H, N, V); k and v may have fewer heads
     * A: attention weights (B, H, N, S); A_cross: those of cross-attention, in a decoder
     * y: the averages of the values, of each head (B, H, N, V), before the last matrix of attention
     * attention, mlp: what these stages return (B, N, D); hidden: the tokens after the block (B, N, D)

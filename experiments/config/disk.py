@@ -148,9 +148,9 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def check_new(path: pathlib.Path, remedy: str, *, is_file: bool = False) -> pathlib.Path:
-    """Return the path of a new file or folder. Raises UserError if it exists or cannot be written.
+    """Return the path of a new file or folder. Raises UserError if it exists, has too long a name, or is in a file.
 
-    A folder may exist if it is empty. remedy: the flag to change, for the message.
+    A folder may exist if it is empty. Permissions are not checked. remedy: the flag to change, for the message.
     """
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if os.path.lexists(path) and (is_file or not path.is_dir() or any(path.iterdir())):

@@ -119,8 +119,8 @@ def choose_steps(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int) -> 
 def read_size(file: pathlib.Path, name: str, sides: Any, *, square: bool) -> dict[str, int]:
     """Return a size as {"height", "width"} or {"shortest_edge"}.
 
-    sides: the value of the field `name` in a file. square: a single number means both sides, else the shorter side.
-    Raises UserError for another value.
+    sides: the value of the field `name` in a file: a number, [height, width], or a size as returned. square: a number
+    means both sides, else the shorter side. Raises UserError for another value.
     """
     size = sides
     if type(sides) is int:

@@ -47,7 +47,7 @@ class Images(NamedTuple):
     evaluation_image_BYXZ: np.ndarray
     evaluation_label_B: np.ndarray
     classes: tuple[str, ...]
-    lines: list[str]  # to print; the first says which file became which part, except for named sets
+    lines: list[str]  # to print; the first says how the parts were made (by content or names), except for named sets
     values: tuple[float, float]  # the pixels of black and white
 
     @property

@@ -294,7 +294,10 @@ def slice_bytes(read: Read, start: int, stop: int) -> Iterator[bytes]:
 
 
 def make_part(sources: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
-    """Return these sources as a part. ends: for a piece of one document, its first byte and the byte after its last."""
+    """Return these sources as a part. ends only enters the part's digest, and cuts nothing.
+
+    For a source that is a piece of a document, it is the piece's first byte and the byte after its last.
+    """
     return Part(sources, hashlib.sha256(repr([*(text.digest.hex() for text in sources), ends]).encode()).hexdigest())
 
 

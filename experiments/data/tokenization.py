@@ -92,7 +92,10 @@ class Tokenizer:
         return self.decode([id]) or self.name(id)
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        """Yield the text that each id adds to the text of the ids `after`, which come first, in complete characters."""
+        """Yield the text that the ids add to that of the ids `after`, which come first, in nonempty pieces.
+
+        A piece is yielded once its characters are complete, so that several ids may share one.
+        """
         # What an id adds depends on earlier ids; the ids of the last piece are enough. (If bytes are not UTF-8, the
         # byte fallback of the library may change text that was yielded before.)
         window = to_list(after)

@@ -80,7 +80,10 @@ def choose_tokens(batch: dict, name: str, shift: int) -> tuple[dict, dict]:
 
 
 def measure_alone(task: train_step.Task, params: Any, batch: dict, key: jax.Array) -> jax.Array:
-    """Return the summed loss of each sequence alone, in training (random keys) and in evaluation: (2, SEQUENCES)."""
+    """Return the summed loss of each sequence, in training (random keys) and in evaluation: (2, SEQUENCES).
+
+    For each, the model gets the whole batch, but the other sequences have weight 0.
+    """
     keys = jax.random.split(key, SEQUENCES), None
 
     def measure(alone_B1: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ def select_trained(params: Any, frozen: Sequence[str]) -> Any:
 
 
 def find_frozen(params: Any, frozen: Sequence[str]) -> set[str]:
-    """Return the paths of the parameters that the patterns of `frozen` freeze (`select_trained`)."""
+    """Return the paths of the frozen parameters: the last pattern that matches each has no "!" (`select_trained`)."""
     last_pattern = {path: pattern for pattern in frozen for path in shapes.flat(params) if _matches(pattern, path)}
     return {path for path, pattern in last_pattern.items() if not pattern.startswith("!")}
 

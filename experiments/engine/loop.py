@@ -113,7 +113,7 @@ class Saver:
 
 
 class Logs:
-    """The logs of all runs, and the progress bar. Close them after the training."""
+    """The logs of all runs, and the progress bar. Call `close` after the training; it leaves the bar open."""
 
     def __init__(self, plan: run_plan.Plan, runs: Sequence[pathlib.Path], line: log.Line, *, start: int):
         """runs: the folder of each run. line: the progress bar. start: the step from which this session trains."""

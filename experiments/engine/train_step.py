@@ -66,12 +66,12 @@ class Task(NamedTuple):
 
 @flax.struct.dataclass
 class State:
-    """Everything that a training step changes."""
+    """Everything that a training step changes, and the random key."""
 
     step: jax.Array
     params: Any
     opt_state: Any
-    key: jax.Array
+    key: jax.Array  # the same in all steps, each of which uses fold_in(key, step)
     watch: Any = ()  # the state of each measurement in train.watch
 
 

@@ -36,7 +36,10 @@ TEXT_CLASS_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp
 
 
 def name_head(tied: bool, layer: str) -> str:
-    """Return the value of text.head, such as "linear", or "tied+gelu" for a tied matrix after a layer with gelu."""
+    """Return the value of text.head: "linear" or "tied", then "+" and `layer` unless it is "": "linear+gelu".
+
+    tied: whether the output matrix is the embedding. layer: the activation of a layer before it, or "bias" for b_W.
+    """
     return "+".join(filter(None, ("tied" if tied else "linear", layer)))
 
 

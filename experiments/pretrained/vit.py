@@ -40,7 +40,8 @@ def write(settings: families.Settings, family: families.Family) -> dict[str, Any
 def clean(arrays: tensors.Arrays, settings: families.Settings, family: families.Family) -> tensors.Arrays:
     """Return the tensors with the axes of this project: a matrix of patches, and no batch axis.
 
-    With qkv_bias = false, the biases of queries, keys and values are zero. Raises UserError if the file has some then.
+    With qkv_bias = false, biases of queries, keys and values are added, all zero. Raises UserError if the file has such
+    biases nevertheless, whatever their values.
     """
     zeros = {} if settings["query_bias"] else dict.fromkeys(_list_biases(settings), np.zeros(settings["D"], np.float32))
     families.require(zeros.keys().isdisjoint(arrays), "qkv_bias", False, "true for a file with these biases")

@@ -62,7 +62,7 @@ def families(conditions: Sequence[statistics.Condition]) -> list[Family]:
     """Return each family of conditions, with its fitted laws of loss against training FLOPs.
 
     Conditions count only if lower values of their metric are better. The conditions of a family differ only in settings
-    of SIZES. It needs three or more of them with different FLOPs.
+    of SIZES. It needs three or more of them, all with different FLOPs.
     """
     groups: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:

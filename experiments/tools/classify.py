@@ -70,7 +70,7 @@ def check_labels(labels: Sequence[str], model: trained.Trained, field: str) -> S
     if trained.is_regression(model) or model.kind == "tokens" or not any(labels) or unknown and "," not in field:
         return []
     remedy = f"Choose another column; the classes are {', '.join(model.classes[:SHOWN])}"
-    errors.refuse((unknown, f"--field = {field}: {''.join(unknown[:1])!r} is not a class of the model. {remedy}"))
+    errors.refuse((unknown, f"--field = {field}: label {''.join(unknown[:1])!r} is not a class of the model. {remedy}"))
     return labels
 
 

@@ -57,7 +57,7 @@ def encode(tokenizer: tokenization.Tokenizer, text: str) -> np.ndarray:
 
 
 def parse_ids(model: trained.Trained, prompt: str, name: str, example: str) -> np.ndarray:
-    """Return the ids in the prompt, int32. Raises UserError if one is not a token id of the model.
+    """Return the ids in the prompt, which spaces separate, int32. Raises UserError if one is no token id of the model.
 
     name: the flag of the prompt. example: the flag with valid ids. Both are for the message.
     """

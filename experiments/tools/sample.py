@@ -102,7 +102,8 @@ def run(
 
 def check_options(options: Options) -> Options:
     """Return the options. Raises UserError if one is out of its range."""
-    configs.at_least(0, {"samples": options.samples, "max_new_tokens": options.max_new_tokens})
+    configs.at_least(1, {"samples": options.samples})
+    configs.at_least(0, {"max_new_tokens": options.max_new_tokens})
     configs.at_least(0, {"seed": options.seed}, configs.LARGEST_SEED)
     try:
         sampling.check_options(**{name: getattr(options, name) for name in FILTERS})

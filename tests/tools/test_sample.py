@@ -138,6 +138,7 @@ def test_the_text_ends_before_the_stop_string_in_any_pieces():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"samples": 0}, "samples 0"),
         ({"samples": -1}, "samples -1"),
         ({"repetition_penalty": 0.0}, "penalty 0.0"),
         ({"max_new_tokens": -1}, "max_new_tokens -1"),
