@@ -18,7 +18,7 @@ from experiments.pretrained import adapters
 from experiments.studies import programs, study as studies
 
 VIT_S = "configs/vit.py image.source=photographs image.patch=16 model.M=12 model.D=384 model.H=6 model.mlp=gelu_tanh "
-VIT_S += "model.compute_dtype=bfloat16 train.batch_size=64 optim.ema=0"
+VIT_S += "model.compute_dtype=bfloat16 train.batch_size=64"
 # Name -> config and changes. The layers of the two long trainings are unrolled.
 STEPS = {name: f"configs/{name}.py" for name in ("vit", "causal_lm", "llama", "bert", "long_context", "translation")}
 STEPS |= {

@@ -13,6 +13,5 @@ def get_config():
     config = base.get_config("vision")
     config.model.update(M=2, D=64)
     config.image.augment = ["affine:8", "shift:0.4", "elastic:0.35"]
-    config.optim.ema = 0.998
     config.train.update(steps=5000, evaluate_every=1000, save_every=1000)
     return config

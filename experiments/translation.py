@@ -138,7 +138,8 @@ def choose_scored(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[l
 def make_translator(model: models.Model, subwords: pairs.Subwords, *, N: int, batch: int) -> Callable:
     """Return a function (params, sentences) -> {"greedy": translations, "beam": translations}.
 
-    The translation of an empty sentence, and of one with more than N tokens, is ''. batch: sentences decoded at a time.
+    The translation of an empty sentence, and of one with more than N tokens (with [EOS]), is ''. batch: sentences
+    decoded at a time.
     """
 
     @jax.jit
