@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.config import by_name, errors
 from experiments.dry_run import topology as topologies
 
-FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments: arrays or jax.ShapeDtypeStruct"
+FORM = "a function {0}(devices), or {0}(), which returns the tuple of arguments of {1}: arrays or jax.ShapeDtypeStruct"
 
 
 def load(name: str, devices: Sequence[Any], example: str = "example") -> topologies.Request:
@@ -29,7 +29,7 @@ def load(name: str, devices: Sequence[Any], example: str = "example") -> topolog
     errors.refuse((not by_name.CODE.fullmatch(name), form))
     module = by_name.import_user_module("function", name, module_name.removesuffix(".py"), attribute)
     function, make, file = getattr(module, attribute), getattr(module, example, None), module.__file__
-    rule = f"{file} needs {FORM.format(example)}"
+    rule = f"{file} needs {FORM.format(example, attribute)}"
     no_function = f"{file}: {attribute} must be a function, not {function!r:.60}"
     errors.refuse((not callable(function), no_function), (not callable(make), rule))
     with by_name.user_errors(file):

@@ -284,7 +284,7 @@ def update_running(params: Any, running: dict[str, jax.Array]) -> Any:
 
 
 def make_held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
-    """Return the function (params, held-out batch) -> {metric: (sum, count)}.
+    """Return the function (params, held-out batch) -> {metric: (sum, count)}, which the caller jits.
 
     sharded(function, mesh, in_specs=...) -> the function that gives each device its shard of the arguments.
     """

@@ -226,8 +226,8 @@ def predict_texts(
 ) -> tuple[np.ndarray | list[np.ndarray], int]:
     """Return the predictions for texts, and the number of truncated texts.
 
-    The predictions are p_BC, or p_TC of each text if the model classifies tokens (see `Trained.predict`). Raises
-    UserError if `texts` is one str, or has an item that is not a str.
+    The predictions are p_BC, the numbers (B, C) of a regression, or p_TC of each text if the model classifies tokens
+    (see `Trained.predict`). Raises UserError if `texts` is one str, or has an item that is not a str.
     """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise errors.UserError(f"the model in {model.path} {DOES[model.kind]}. Give a list of texts (str).")
