@@ -291,7 +291,10 @@ broken = (lambda params: ()), (lambda state, *, gradient, updates, params: (stat
     [("cosine", ("cosine",)), ("test_extension:stateful", ("must return",)), ("test_extension:matrix", ("number",))]
     + [("test_extension:broken", ("test_extension.py, line", "KeyError"))]
     + [(f"test_extension:{name}", ("must return", "test_extension.py")) for name in ("grown", "listed", "numbered")]
-    + [("test_extension:loss_again", ("called loss",)), ("test_extension:evaluated", ("called probe/eval/loss",))],
+    + [
+        ("test_extension:loss_again", ("loss is reserved",)),
+        ("test_extension:evaluated", ("probe/eval/loss is reserved",)),
+    ],
 )
 def test_watches_that_do_not_fit_are_refused(name, words):
     params = jax.eval_shape(tiny.task_of(tiny.settings("vision")).init, jax.random.key(0))

@@ -87,7 +87,7 @@ def test_pairs_of_a_file_are_averaged(gpt2, tmp_path):
         ({"answer": "1 2"}, ("--answer", "2 tokens", "single")),
         ({"answer": "x"}, ("--answer", "'x'", "not a token id")),
         ({"other": ""}, ("--other", "missing")),
-        ({"file": "pairs.txt"}, ("--clean", "--file", "both")),
+        ({"file": "pairs.txt"}, ("--clean", "--file", "a file or four texts")),
         ({"corrupted": CLEAN}, ("same logit difference",)),
         ({"other": ANSWER}, ("same logit difference",)),
     ],
