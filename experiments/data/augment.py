@@ -121,8 +121,8 @@ class Kind(NamedTuple):
     """An augmentation: its function, default amount, and allowed amounts, as a text and as a test.
 
     is_allowed(amount, side): side is the shorter side of the images in pixels. mixes: whether it mixes two images.
-    moves: whether `change` returns the displacement d_B2YX for `move`, not new images and share_B, the
-    second image's part of each (None: not mixed).
+    moves: whether `change` returns the displacement d_B2YX for `move`, not new images and share_B, the second image's
+    part of each (None: not mixed).
     """
 
     change: Callable[[np.ndarray, float, np.random.Generator], Result | np.ndarray]

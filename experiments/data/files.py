@@ -178,8 +178,8 @@ def check_size(name: str, unpacked: int, packed: int) -> None:
 def lines(file: File) -> Iterator[str]:
     """Yield the lines of a text, without line ends (\\n, or \\r in a file without \\n).
 
-    A \\r before \\n stays. Raises UserError for a file that cannot be read or unpacks to too much, for NUL and bytes
-    that are not UTF-8, and for a line of more than LONGEST bytes.
+    A \\r before \\n stays. Raises UserError for a file that cannot be read or unpacks to too much. NUL, bytes
+    that are not UTF-8, and a line of more than LONGEST bytes raise it too.
     """
     rest, size, number = [], 0, 1  # the pieces of the line that has not ended yet, and their bytes
     for piece in pieces(file):

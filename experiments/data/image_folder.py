@@ -64,8 +64,8 @@ def find_parts(source: str) -> tuple[list[list[data_files.File]], Sequence, tupl
     """Return [training, held-out] image files, the folders of these parts, class names, and lines on files left out.
 
     There are no folders if one part was split by content. If no image has a class, all are in the first part, and there
-    are no classes. Raises UserError if there is no image, if only some have a class, if folders may be parts or
-    classes, if a class or part has no readable image, or if a part to split has no two images that differ.
+    are no classes. Raises UserError if there is no image, if only some have a class, or if folders may be parts or
+    classes. A class or part without a readable image, and a part to split without two different images, raise it too.
     """
     hub = source.startswith(tables.HUB)
     parts, names, lines = find_rows(source) if hub else find_files(pathlib.Path(os.path.expanduser(source)))

@@ -26,8 +26,8 @@ def load(source: str, field: str = "text,label") -> data_files.Rows:
     The class of a text file is the name of a folder, and folders may define the splits, as for images
     (`classes.divide`). If they do not, file names define the splits (`data_files.split_by_names`), or about 10 % of the
     texts are held out by content. field: the columns of texts and of classes in tables. Raises UserError if `field`
-    does not name two columns, if there are no such texts, if there are fewer than two classes, if the classes are
-    numbers with decimals, or if a class is evaluated but not trained on.
+    does not name two columns, or if there are no such texts. Fewer than two classes, classes that are numbers with
+    decimals, and a class that is evaluated but not trained on raise it too.
     """
     names = [name.strip() for name in field.split(",")]
     if len(names) != 2 or not all(names):

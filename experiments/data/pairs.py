@@ -137,8 +137,8 @@ def strip_gz(path: pathlib.PurePath) -> pathlib.PurePath:
 def read_lines(file: data_files.File, counts: Counter[str]) -> Iterator[Pair]:
     """Yield the first two columns, separated by tabs, of a file's lines. Count lines with more columns in `counts`.
 
-    counts: remark to print -> number of lines. Raises UserError if one of the two columns is missing or empty, if the
-    first line seems to be a header, or if a column of numbers is in the place of a sentence.
+    counts: remark to print -> number of lines. Raises UserError if one of the two columns is missing, empty or
+    a column of numbers, or if the first line seems to be a header.
     """
     lines, numbers = 0, Counter()
     for number, line in enumerate(read_nfc_lines(file), 1):

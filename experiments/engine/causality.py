@@ -22,8 +22,8 @@ def check(settings: configs.Settings, task: train_step.Task) -> None:
     """Raise UserError if the loss at a token depends on later tokens or is not finite, in a model with the user's code.
 
     Other models (`list_code`), and tasks whose `causal` is (), are not checked. In each of a few sequences only one
-    token has weight, and all tokens after it are replaced: the loss must stay the same, in training (with one random
-    key) and in evaluation. Also raise UserError if a batch lacks weight_BN or the tokens that `causal` names.
+    token has weight, and all tokens after it are replaced. The loss must stay equal, in training (with one random key)
+    and in evaluation. Also raise UserError if a batch lacks weight_BN or the tokens that `causal` names.
     """
     users = list(list_code(settings))
     if not (task.causal and users):

@@ -263,8 +263,8 @@ def catch_up(run: Training, n: int, state: train_step.State) -> None:
 def evaluate(run: Training, n: int, state: train_step.State, *, skip: Sequence[bool] = (), saves: bool = True) -> None:
     """Evaluate, and write the means into `logs.final`, the log of each run, and a single run's checkpoint of step n.
 
-    skip: for each of the runs that are trained together, True if its log gets nothing. saves: whether to save the
-    state if a signal or the time requests it (`Clock`), if the evaluation raises an error (one process), or if a
+    skip: for each of the runs that are trained together, True if its log gets nothing. saves: whether the state may be
+    saved. It is if a signal or the time requests it (`Clock`), if the evaluation raises an error (one process), or if a
     single run's score is the best so far. Raises Interrupted for a signal, in all processes after the same batch.
     """
 

@@ -118,9 +118,9 @@ def open_run(
 
     Every process must call this. devices: their number and kind; if not None, print the changes since the previous
     session (`list_changes`). data: the identity of the data (runs.Work.data). resume: the step of the checkpoint to
-    resume from; summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, if
-    settings outside MAY_CHANGE differ from its run's, if its run has other classes or more steps, if it has no
-    checkpoint of the step `resume`, and if processes have different configs, or no shared disk.
+    resume from; summary.json is then deleted. Raises UserError if the folder cannot be written or has other files, or
+    if settings outside MAY_CHANGE differ from its run's. A run with other classes or more steps, a missing checkpoint
+    of the step `resume`, and processes with different configs or without a shared disk raise it too.
     """
     differ = "the processes have different configs. Start all with the same command, except for --process"
     errors.refuse((not distributed.is_same(zlib.crc32(disk.as_json(config)) >> 1), differ))

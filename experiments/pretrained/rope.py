@@ -25,8 +25,8 @@ UNSUPPORTED = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (No
 def read(config: families.HfConfig, N: int) -> str:
     """Return model.relative_position: rotary_halves with the base and the scaling of config.json.
 
-    N: tokens of the longest text. Raises UserError if the kind of scaling is not in SCALINGS, if it has a value that is
-    not supported (UNSUPPORTED), if only a part of the features is rotated, and if a number is invalid.
+    N: tokens of the longest text. Raises UserError if the kind of scaling is not in SCALINGS, or if a number is
+    invalid. A value that is not supported (UNSUPPORTED), and rotation of a part of the features, raise it too.
     """
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(name) or {}

@@ -60,9 +60,10 @@ class Table(NamedTuple):
 def read(file: pathlib.Path, metric: str, better: str, *, wide: bool = False) -> Table:
     """Return the runs of a table as finished runs. Print what is read, replaced and left out.
 
-    wide: whether each arm is a column. metric: the name of a column, "" for the only one without a known meaning, such
-    as arm or seed; for a wide table, the name of the metric in its cells. better: "less", "more", or "" to decide by
-    that name. Raises UserError if the file, a column or a cell is invalid, or if there are fewer than two arms.
+    wide: whether each arm is a column. metric: the name of a column; "" for the only one whose meaning is not known,
+    unlike arm or seed. In a wide table it is the name of the metric in the cells. better: "less", "more", or "" to
+    decide by that name. Raises UserError if the file, a column or a cell is invalid, or if there are fewer than two
+    arms.
     """
     rows: list[Row] = []
     columns: Mapping[str, str] = {}
@@ -186,8 +187,8 @@ def select_runs(rows: Sequence[Row], metric: str) -> list[study_runs.Run]:
     """Return, for each run, its last row with a value of the metric, or the row with which it diverged.
 
     Rows with the same condition, arm and seed are steps of one run. Raises ValueError if two of them have the same
-    step (for the metric "steps": if there are two), if rows of an arm have different steps and no seed, or if an arm
-    has no value.
+    step (for the metric "steps": if there are two). Rows of an arm with different steps and no seed, and an arm without
+    a value, raise it too.
     """
     last: dict[tuple[str, str, int], Row] = {}
     unnamed: dict[tuple[str, str], set[int]] = {}  # condition, arm -> the steps of its runs without a seed

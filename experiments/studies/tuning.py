@@ -177,8 +177,8 @@ def interpolate(points: Sequence[Point], best: Point, sign: int = 1) -> tuple[di
     The rate is at the vertex of the parabola in x = log(rate) through the best mean and its two neighbours, with other
     settings at their best; at an end of the grid, through the three values there. In the middles m_1 and m_2 of the two
     intervals of x, a parabola has the slopes s_1 and s_2 of its chords, so the vertex is at
-    x = (m_1 s_2 - m_2 s_1) / (s_2 - s_1). It is at most half an interval from the best value, which is kept if the
-    vertex is outside the grid or the worst point of the parabola, with a rate of 0, or with fewer than three rates.
+    x = (m_1 s_2 - m_2 s_1) / (s_2 - s_1). It is at most half an interval from the best value. This value is kept if the
+    vertex is outside the grid or the worst point of the parabola, or if there is a rate of 0 or fewer than three rates.
     sign: 1 if less is better, else -1. The rate has three significant digits.
     """
     line = sorted(_line(points, best, RATE), key=lambda point: point.values[RATE]) if RATE in best.values else [best]

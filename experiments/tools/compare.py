@@ -71,8 +71,8 @@ def run(
     """Print tables of the settings and results of the runs, draw their curves into a new file, and return its path.
 
     runs: folders of runs, or CSV files of other programs. output: the file, or the folder for compare.png. Raises
-    UserError if the file exists, for a path that is no run or CSV file, a study, fewer than two runs, or a metric
-    without a finite value in any run.
+    UserError if the file exists, or if a path is a study, or neither a run nor a CSV file. Fewer than two runs, and a
+    metric without a finite value in any run, raise it too.
     """
     file = pathlib.Path(output)
     file = file if file.suffix in (".png", *study_figures.ALSO) else file / "compare.png"

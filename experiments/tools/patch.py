@@ -106,8 +106,8 @@ def read_rows(file: pathlib.Path) -> list[tuple[str, dict]]:
 def read_pairs(model: trained.Trained, rows: list[tuple[str, dict]]) -> dict[str, np.ndarray]:
     """Return {"clean", "corrupted": ids (P, N), "answer", "other": ids (P,)} of P rows. rows: result of `read_rows`.
 
-    Raises UserError if a text is missing or invalid, if "answer" or "other" is not a single token, or if any two of
-    the clean and corrupted texts, also of different rows, have different numbers of tokens.
+    Raises UserError if a text is missing or invalid, or if "answer" or "other" is not a single token. All clean and
+    corrupted texts, also of different rows, must have the same number of tokens.
     """
     pairs: list[tuple] = []
     for place, row in rows:

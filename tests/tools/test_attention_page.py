@@ -107,7 +107,7 @@ def test_every_model_of_texts_has_a_page_with_its_special_tokens(kind, tmp_path)
 
 
 @pytest.mark.parametrize("head", ["class_token", "pooled"])
-def test_a_classifier_of_images_has_a_page_of_its_patches(head, tmp_path):
+def test_a_classifier_of_images_has_a_page_of_its_patches(head, tmp_path, monkeypatch):
     run = published.write_run(tmp_path / "run", "vision", image__patch=4, image__head=head)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
@@ -118,6 +118,9 @@ def test_a_classifier_of_images_has_a_page_of_its_patches(head, tmp_path):
     A_MHNN = np.asarray(model.compute(model.params, image_BYXZ, names=("A",), output="features")[1]["A"])[:, 0]
     check_page(tmp_path / "a.html", A_MHNN, ["class"] * (head == "class_token") + ["1,1", "1,2", "2,1", "2,2"])
     assert "Give --file, not --prompt" in tiny.refusal(attention, checkpoint=run, prompt="a")
+    monkeypatch.setattr(attention, "MOST", A_MHNN.size - 1)
+    error = tiny.refusal(attention, checkpoint=run, file=tmp_path / "a.png")
+    assert "Choose a model with fewer patches" in error and "--prompt" not in error
     assert "--file is missing" in tiny.refusal(attention, checkpoint=run)
 
 
